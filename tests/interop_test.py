@@ -323,6 +323,32 @@ def test_the_hubs_gpt2_is_read_without_prefix_with_buffers_and_head(gpt_dir):
   assert_same_bits(interop.load_hf(gpt_dir).params, make_params(GPT))
 
 
+@pytest.mark.parametrize('name', ['gpt', 'llama'])
+@pytest.mark.parametrize('wrapped', [
+    'module.{}', '_orig_mod.{}', '_orig_mod.module.{}', 'module._orig_mod.{}',
+    '_fsdp_wrapped_module.{}',
+])
+def test_names_of_wrapped_models_are_read(wrapped, name, saved, tmp_path):
+  folder = shutil.copytree(saved / name, tmp_path / name)
+  want = interop.load_hf(folder).params
+
+  def wrap(tensors):
+    for key in list(tensors):
+      value = tensors.pop(key)
+      # FSDP and a compiled layer add to the middle of names, too.
+      key = key.replace('.0.', '.0._orig_mod.').replace(
+          '.1.', '.1._fsdp_wrapped_module.'
+      )
+      tensors[wrapped.format(key)] = value
+
+  change_weights(folder, wrap)
+  assert_same_bits(interop.load_hf(folder).params, want)
+  change_weights(folder, lambda t: t.update({
+      key.removeprefix(wrapped.format('')): x for key, x in list(t.items())[:1]
+  }))
+  refuse('which are names of one tensor', interop.load_hf, folder)
+
+
 def test_a_width_that_is_not_given_is_four_times_the_models():
   fields = configs.write_config(GPT, 'float32') | dict(n_inner=None)
   assert configs.read_config(fields).d_ff == 64
@@ -434,6 +460,8 @@ def test_a_failed_export_leaves_the_one_before(gpt_dir, monkeypatch):
     ('llama', dict(model_type='qwen2'), "lacks 'model.layers.0.self_attn.k_pr"),
     ('llama', dict(tie_word_embeddings=True),
      'lm_head.weight differs from model.embed'),
+    ('gpt', dict(tie_word_embeddings=False),
+     'tie_word_embeddings is False; it must be True'),
     ('gpt', lambda t: t.pop('transformer.wpe.weight'), "lacks 'transformer.w"),
     ('gpt', lambda t: t.update(extra=np.ones(1)), "unexpected 'transformer.e"),
     ('gpt', lambda t: t.update({'transformer.ln_f.bias': np.ones(16, np.int8)}),

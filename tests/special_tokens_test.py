@@ -2,6 +2,7 @@
 
 import json
 import logging
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from spdf_jax.data import special_tokens
 from spdf_jax.data import tokenizer_files
 from spdf_jax.data.special_tokens import SpecialTokens
 from spdf_jax.interop import configs
+from spdf_jax.runs import lifecycle
 
 tokenizers = pytest.importorskip('tokenizers')
 
@@ -206,6 +208,36 @@ def test_generation_stops_at_every_end():
     assert list(evaluation.stream(
         decoder, params, [3], end_of_text=ends, max_new_tokens=8, length=32
     )) == want
+
+
+def test_generations_of_a_run_stop_at_every_end(llama, tmp_path, monkeypatch):
+  found = []
+  monkeypatch.setattr(
+      evaluation, 'task_evaluator',
+      lambda generate, *_, **__: found.append(generate.keywords['end_of_text']),
+  )
+  split = SimpleNamespace(
+      tokens=np.arange(64), description=dict(tokens=64, bytes=64)
+  )
+  run = SimpleNamespace(
+      config=SimpleNamespace(evaluation=SimpleNamespace(
+          batch_size=2, corpus_batches=1, task_batches=1, generations=1,
+          max_new_tokens=4,
+      )),
+      real_data=(
+          SimpleNamespace(tokenizer=llama, validation=split),
+          SimpleNamespace(
+              validation=[data.Pair('to be', 'or')] * 2,
+              inputs_of=lambda split: [
+                  SimpleNamespace(context='to be', references=['or'])
+              ],
+          ),
+      ),
+      model=models.create_model('gpt-mini', vocab_size=270, max_length=16),
+      plan=SimpleNamespace(phases=[]), validation_length=16, workdir=tmp_path,
+  )
+  lifecycle.evaluators(run)
+  assert found == [(END, TURN)]
 
 
 def test_exports_name_all_ends_and_another_beginning(caplog):

@@ -255,6 +255,8 @@ def test_sentencepiece_models_are_read(tmp_path):
   assert tokenizer.encode(text) == direct.encode(text)
   assert tokenizer.encode_batch([text]) == [direct.encode(text)]
   assert tokenizer.decode([*direct.encode(text), tokenizer.end_of_text]) == text
+  # Models with a padded embedding can generate ids that no piece has.
+  assert tokenizer.decode([*direct.encode(text), 70, 75]) == text
 
 
 @pytest.mark.parametrize('tokenizer', TOKENIZERS, ids=KINDS)
@@ -264,6 +266,7 @@ def test_batches_ends_of_text_and_halves_of_characters(tokenizer):
   assert tokenizer.encode_batch(texts) == expected
   ids = [*tokenizer.encode('ab'), tokenizer.end_of_text]
   assert tokenizer.decode(ids * 2) == 'abab'
+  assert tokenizer.decode([*ids, tokenizer.vocab_size + 5]) == 'ab'
   assert '\ufffd' in tokenizer.decode(tokenizer.encode('é')[:1])
 
 

@@ -220,9 +220,12 @@ class SentencePieceTokenizer:
     return self.model.encode(list(texts))
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of `ids`, without ends of text."""
+    """Returns the text of `ids`, without ends of text.
+
+    Ids that only a padded embedding has are left out, as in `LibraryTokenizer`.
+    """
     kept = [int(i) for i in ids if int(i) != self.end_of_text]
-    return self.model.decode(kept)
+    return self.model.decode([i for i in kept if i < self.vocab_size])
 
   def to_json(self) -> str:
     """Returns JSON with the model file in base 64."""

@@ -28,6 +28,7 @@ _GPT_OPTIONS = {
     'layer_norm_epsilon': 1e-5,
     'reorder_and_upcast_attn': False,
     'scale_attn_weights': True,
+    'tie_word_embeddings': True,
 }
 _LLAMA_OPTIONS = {
     'attention_bias': False,

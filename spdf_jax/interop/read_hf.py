@@ -35,6 +35,10 @@ _MASK, _ORIG = '_mask', '_orig'  # Ends of names of masks and weights.
 _NAN_SHARE = 0.01  # Least share of NaN that are pruned weights.
 _BUFFERS = re.compile(r'\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$')
 """Names of buffers, which older files contain besides weights."""
+_WRAPPERS = re.compile(
+    r'(?<!\w)(module|_orig_mod|_(fsdp|checkpoint)_wrapped_module)\.'
+)
+"""Parts of names that PyTorch's DDP, compile, FSDP and checkpoint add."""
 
 
 class HFModel(NamedTuple):
@@ -356,21 +360,22 @@ def _read_pruned(
 
 
 def _normalized(found: Stored, config: GPTConfig | LlamaConfig) -> Stored:
-  """Removes buffers, and adds the prefix that names in old files lack."""
-  found = {k: x for k, x in found.items() if not _BUFFERS.search(k)}
-  if isinstance(config, LlamaConfig):
-    return found
-  prefix = 'transformer.'
+  """Removes buffers, and gives tensors the names that transformers gives."""
+  prefix = '' if isinstance(config, LlamaConfig) else 'transformer.'
+  named: dict[str, str] = {}
   for k, x in found.items():
-    if prefix + k in found:
+    if _BUFFERS.search(k):
+      continue
+    name = _WRAPPERS.sub('', k)
+    if name != layouts.HEAD and not name.startswith(prefix):
+      name = prefix + name  # Old files lack it.
+    if name in named:
       raise ValueError(
-          f'{x.path} has both {k!r} and {prefix + k!r}, which are names of one '
-          'tensor; fetch the file again.'
+          f'{x.path} has both {named[name]!r} and {k!r}, which are names of '
+          'one tensor; fetch the file again.'
       )
-  return {
-      k if k.startswith(prefix) or k == layouts.HEAD else prefix + k: x
-      for k, x in found.items()
-  }
+    named[name] = k
+  return {name: found[k] for name, k in named.items()}
 
 
 def _without_head(

@@ -17,6 +17,7 @@ from spdf_jax import evaluation
 from spdf_jax import files
 from spdf_jax import training
 from spdf_jax.costs import plan_costs
+from spdf_jax.data import special_tokens
 from spdf_jax.runs import read
 from spdf_jax.runs import report
 from spdf_jax.runs.read import RunRecord
@@ -228,7 +229,7 @@ def evaluators(run: Run) -> tuple[list[Any], list[Any]]:
               evaluation.generate,
               evaluation.CachedModel(run.model),
               max_new_tokens=settings.max_new_tokens,
-              end_of_text=tokenizer.end_of_text,
+              end_of_text=special_tokens.special_of(tokenizer).ends,
               batch_size=min(count, settings.batch_size),
               length=run.model.config.max_length,
           ),
