@@ -1,7 +1,9 @@
 """The harness with the project's adapter agrees with a direct computation."""
 
+import dataclasses
 import json
 import os
+import re
 import sys
 
 import jax
@@ -221,6 +223,23 @@ def test_rolling_likelihoods_use_the_windows_of_the_harness(subject, offline):
     log = jax.nn.log_softmax(logits)[-len(targets):]
     expected += float(log[np.arange(len(targets)), np.array(targets)].sum())
   assert found == pytest.approx(expected, rel=1e-5)
+
+
+@needs_harness
+def test_a_continuation_that_a_token_joins_to_its_context_is_scored(
+    subject, offline
+):
+  class Joining(data.ByteTokenizer):
+    """Bytes, and one token for an `x` and what is before it."""
+
+    def encode(self, text):
+      return list(re.sub(b'.x', b'z', text.encode()))
+
+  joined = dataclasses.replace(subject, tokenizer=Joining())
+  ask = lambda subject, *pair: harness_model(subject).loglikelihood(
+      [Request(*pair)], disable_tqdm=True
+  )
+  assert ask(joined, 'ab', 'x') == ask(subject, 'ab', 'x') != [(0.0, True)]
 
 
 @needs_harness

@@ -23,6 +23,7 @@ from spdf_jax.data import ByteTokenizer
 from spdf_jax.data import open_tokenizer
 from spdf_jax.data import Pair
 from spdf_jax.data import train_bpe
+from spdf_jax.data.tokenizers import library_tokenizer
 from spdf_jax.evaluation import Continuation
 from spdf_jax.evaluation import score_continuations
 from spdf_jax.evaluation import Subject
@@ -111,6 +112,8 @@ def test_few_shapes_are_compiled():
 def test_inputs_that_cannot_be_scored_are_refused(subject):
   with pytest.raises(ValueError, match='context 1 is empty'):
     likelihoods(subject, [Continuation([1], [2]), Continuation([], [2])])
+  with pytest.raises(ValueError, match='target 0 is empty; give the tokens'):
+    likelihoods(subject, [Continuation([1], [])])
   with pytest.raises(ValueError, match='target 0 has 9 tokens, more than len'):
     likelihoods(subject, [Continuation([1], [2] * 9)], length=8)
   for token in (-1, 257):
@@ -196,6 +199,22 @@ def test_lambada_by_both_protocols(subject):
     )
   assert last_token(tokenizer, 'I', 'am').target == [ord('m')]
   assert bytes(last_word(tokenizer, 'I', 'am').target) == b' am'
+
+
+def test_a_word_that_a_token_joins_to_its_context_is_a_target():
+  tokenizers = pytest.importorskip('tokenizers')
+  # Words are not split, so that one token is 'to be'.
+  model = tokenizers.Tokenizer(tokenizers.models.BPE())
+  model.train_from_iterator(
+      ['to be'] * 9, tokenizers.trainers.BpeTrainer(
+          special_tokens=['</s>'], show_progress=False
+      ),
+  )
+  tokenizer = library_tokenizer(model.to_str())
+  (whole,) = tokenizer.encode('to be')
+  context, target = last_word(tokenizer, 'to', 'be')
+  assert context == tokenizer.encode('to')
+  assert target == tokenizer.encode(' be') and whole not in target
 
 
 def test_words_are_split_where_the_whole_text_is():

@@ -81,7 +81,8 @@ def last_word(
   begun = functools.partial(special_tokens.begun, tokenizer)
   given = begun(tokenizer.encode(context))
   whole = begun(tokenizer.encode(f'{context} {word}'))
-  return Continuation(given, whole[len(given):])
+  # The rest is empty if one token spans the word and the context's end.
+  return Continuation(given, whole[len(given):] or tokenizer.encode(f' {word}'))
 
 
 def last_token(

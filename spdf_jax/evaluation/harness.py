@@ -103,9 +103,13 @@ class _Methods:
   ) -> list[Likelihood]:
     del kwargs
     results = self._score([
-        # A context may be empty, but a target needs a token before it.
-        Continuation(context or [self.prefix_token_id], target)
-        for _, context, target in requests
+        Continuation(
+            # A context may be empty, but a target needs a token before it.
+            context or [self.prefix_token_id],
+            # It is empty if one token spans its text and the context's end.
+            target or self.tok_encode(key[1], add_special_tokens=False),
+        )
+        for key, context, target in requests
     ])
     for (key, _, _), result in zip(requests, results):
       if key is not None:

@@ -21,7 +21,7 @@ class Continuation(NamedTuple):
 
   Attributes:
     context: Token ids of the context, at least one.
-    target: Token ids to score.
+    target: Token ids to score, at least one.
   """
 
   context: Sequence[int]
@@ -67,8 +67,8 @@ def score_continuations(
     One likelihood for each continuation, in the same order.
 
   Raises:
-    ValueError: a context is empty, a target is longer than `length`, or a
-      token is not in the model's vocabulary.
+    ValueError: a context or target is empty, a target is longer than `length`,
+      or a token is not in the model's vocabulary.
 
   Example:
     >>> uniform = lambda params, tokens: jnp.zeros(tokens.shape + (4,))
@@ -81,6 +81,10 @@ def score_continuations(
     if not len(context):
       raise ValueError(
           f'context {number} is empty; give at least the end-of-text token.'
+      )
+    if not len(target):
+      raise ValueError(
+          f'target {number} is empty; give the tokens to score, at least one.'
       )
     if len(target) > length:
       raise ValueError(
