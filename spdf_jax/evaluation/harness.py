@@ -48,7 +48,9 @@ def harness_model(subject: Subject) -> Any:
 
   The model scores in batches of few shapes (`score_continuations`) and
   generates greedily. Contexts are truncated on the left. Evaluation runs in one
-  process: to use several devices, shard inside `apply_fn`.
+  process: to use several devices, shard inside `apply_fn`. Results are those of
+  the harness' `HFLM`, if the tokenizer encodes the text of special tokens as
+  transformers does (`data.with_special_tokens`).
 
   Args:
     subject: Model to evaluate, with its parameters and tokenizer.
