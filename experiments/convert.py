@@ -293,7 +293,7 @@ def _stated(directory: str) -> dict[str, Any]:
   generation = tensors.read_json(path) if path.is_file() else {}
   return {
       'end_of_text': configs.read_end_of_text(fields, generation),
-      'begin_of_text': configs.read_begin_of_text(fields),
+      'begin_of_text': configs.read_begin_of_text(fields, generation),
       'generation': {
           name: value for name, value in generation.items()
           if name not in ('bos_token_id', 'eos_token_id')

@@ -246,6 +246,9 @@ def test_exports_name_all_ends_and_another_beginning(caplog):
   assert 'name [[1], 999] as eos_token_id, outside its vocab' in caplog.text
   assert configs.read_end_of_text(fields, dict(eos_token_id=[2, 3])) == [2, 3]
   assert configs.read_begin_of_text(fields) == 1
+  fields = LLAMA | dict(bos_token_id=None)
+  assert configs.read_begin_of_text(fields) is None
+  assert configs.read_begin_of_text(fields, dict(bos_token_id=3)) == 3
   config = models.LlamaConfig(270, 1, 2, 16, 48, 32, n_kv_heads=1)
   written = configs.write_config(config, 'float32', [2, 3], 1)
   assert (written['bos_token_id'], written['eos_token_id']) == (1, [2, 3])

@@ -101,14 +101,26 @@ def read_end_of_text(
   return found[0] if len(found) == 1 else found or None
 
 
-def read_begin_of_text(fields: Fields) -> int | None:
-  """Returns the id that begins a text, or `None` if a config.json has none.
+def read_begin_of_text(
+    fields: Fields, generation: Fields | None = None
+) -> int | None:
+  """Returns the id that begins a text, or `None` if no file has one.
+
+  Args:
+    fields: Fields of config.json, which `read_config` can read.
+    generation: Fields of generation_config.json, read if `fields` have none.
+
+  Returns:
+    The id, if it is in the vocabulary.
 
   Example:
     >>> read_begin_of_text({'vocab_size': 64, 'bos_token_id': 1})
     1
   """
-  return next(iter(_tokens(fields, 'bos_token_id', fields['vocab_size'])), None)
+  for each in (fields, generation or {}):
+    for i in _tokens(each, 'bos_token_id', fields['vocab_size']):
+      return i
+  return None
 
 
 def _tokens(fields: Fields, name: str, vocab_size: int) -> list[int]:
