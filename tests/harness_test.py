@@ -1,6 +1,7 @@
 """The harness with the project's adapter agrees with a direct computation."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -157,7 +158,8 @@ def test_the_suite_of_cerebras_gpt_is_a_direct_computation(subject, offline):
       task: np.mean([1 / len(row[field]) for row in rows(name)])
       for task, (name, field) in chosen.items()
   })
-  assert 'torch' not in sys.modules
+  # lm-eval imports it where it is installed, but does not need it.
+  assert 'torch' not in sys.modules or importlib.util.find_spec('torch')
 
 
 @needs_harness
