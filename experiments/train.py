@@ -45,9 +45,10 @@ _WORKDIR = flags.DEFINE_string(
 _DRY_RUN = flags.DEFINE_bool(
     'dry_run', False, 'Print the plan and its cost; train nothing.'
 )
-_LOG_TO = flags.DEFINE_multi_enum(
-    'log_to', [], list(writers.WRITERS),
-    'Dashboards to write the metrics to; needs the extra log.',
+_LOG_TO = flags.DEFINE_list(
+    'log_to', [],
+    'Dashboards to write the metrics to, separated by commas: '
+    f'{", ".join(writers.WRITERS)}; needs the extra log.',
 )
 _PROFILE = flags.DEFINE_string(
     'profile', '', 'Steps to trace to WORKDIR/profile, FIRST:COUNT.'

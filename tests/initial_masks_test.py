@@ -95,7 +95,7 @@ def test_a_given_mask_is_checked_under_jit_as_well():
     (lambda m: m['h_0'].update(wi=m['h_1']['wi']),
      r"mask of 'h_0/wi' has shape \[16, 8\], .* layers of shape \[1, 8, 16\]"),
     (lambda m: m['h_0'].update(wi=np.ones((8, 16))),
-     r"mask of 'h_0/wi' is array.*give a bool array"),
+     r"mask of 'h_0/wi' is of type float64; give a bool array"),
     (lambda m: m['h_0']['wi'].put(m['h_0']['wi'].argmin(), True),
      "mask of 'h_0/wi' keeps 33 of 128 weights, but sparsity=0.75 requires"),
 ])

@@ -103,7 +103,7 @@ def open_sweep(folder, grid='eval_every=1,2,3,4', index=None, **arguments):
 @pytest.mark.parametrize('grid, arguments, message', [
     ('seed=5,6', {}, "has the run 'seed=5,seed=5' twice; give every value"),
     (f'{RATE}=1e-3,0.001', {}, 'peak=0.001,seed=0. twice'),
-    ('phases.other.length=1', {}, 'name fields of the config'),
+    ('phases.other.length=1', {}, "field 'phases.other.length' is unknown"),
     ('phases.pretrain.batch_size=0', {}, 'has batch_size 0'),
     (f'{RATE}=1e-3', {'metric': 'target/loss'}, 'ranks by .* has no task'),
     (f'{RATE}=1e-3', {'metric': 'loss'}, "metric 'loss' is unknown"),

@@ -476,3 +476,29 @@ def test_a_table_lists_unknown_branches_and_primitives():
   assert 'cond_0: ' in text and 'the costliest counts' in text
   text = views.format_report(simulate(jnp.linalg.inv, DEVICE)(x))
   assert 'NOT COSTED, no rule: lu x 1' in text
+
+
+def test_a_sparsity_without_a_masked_product_is_warned_of():
+  x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 4), (4, 2)))
+  masked = lambda x, w: x @ jnp.where(w > 0, w, 0)
+  with pytest.warns(UserWarning, match='no product of fn has a mask'):
+    trace_program(masked, sparsity=0.9)(x, w)
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    trace_program(masked)(x, w)
+
+
+def test_gradients_of_strided_convolutions_do_not_count_inserted_zeros():
+  x = jax.ShapeDtypeStruct((2, 16, 16, 8), jnp.float32)
+  w = jax.ShapeDtypeStruct((3, 3, 8, 4), jnp.float32)
+  loss = lambda x, w: jnp.sum(jax.lax.conv_general_dilated(
+      x, w, (2, 2), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+  ) ** 2)
+  count = lambda f: sum(
+      o.work.multiply_adds for o in trace_program(f)(x, w).operations
+      if isinstance(o.work, ScoreProduct)
+  )
+  # 8 x 8 positions of the result; the gradient of x adds as many products.
+  forward = 2 * 8 * 8 * 4 * 9 * 8
+  assert count(loss) == forward
+  assert count(jax.grad(loss)) == 2 * forward

@@ -224,10 +224,20 @@ def _memory(run: Run) -> str:
           for (batch_size, length), size in temporaries.items()
       )
       + (
-          '\nMost are temporaries: micro_batches, model.remat and loss.chunk '
-          'lower them.' if 2 * max(temporaries.values()) > total > 2**30 else ''
+          f'\nMost are temporaries; {_lowered_by(run)} lower them.'
+          if 2 * max(temporaries.values()) > total > 2**30 else ''
       )
   )
+
+
+def _lowered_by(run: Run) -> str:
+  """Names the fields that would lower the memory of temporaries."""
+  unused = ['more micro_batches']
+  if getattr(run.config.model.sizes, 'remat', 'full') != 'full':
+    unused.append("model.remat='full'")
+  if not run.config.loss.chunk:
+    unused.append('loss.chunk')
+  return ', '.join(unused)
 
 
 def _step_memory(run: Run) -> dict[tuple[int, int], int]:

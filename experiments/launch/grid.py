@@ -21,6 +21,7 @@ from spdf_jax import training
 from spdf_jax.runs import lifecycle
 from spdf_jax.runs import markdown
 from spdf_jax.training import early_stop
+from spdf_jax.training import identity
 from spdf_jax.training import metrics as metric_files
 
 logger = logging.getLogger('spdf_jax')
@@ -145,6 +146,8 @@ def plan_runs(
       try:
         changed.update_from_flattened_dict(fields)
       except (KeyError, TypeError) as error:
+        for name in fields:
+          names.lookup('grid: field', name, identity.flatten(config.to_dict()))
         raise ValueError(f'grid: {error}; name fields of the config.') from None
       runs.append((fields, changed))
   seen = set()

@@ -127,12 +127,12 @@ def _advice(estimate: Estimate, run: Run) -> list[str]:
         f'micro-batch of {length} tokens: at most {found.largest:,} sequences '
         f'per system, {found.advised:,} if the inputs of all layers are stored'
     )
-  for p in run.plan.phases:
+  for p, cost in zip(run.plan.phases, estimate.phases):
     found = costs.advise_batch(run.model.config, device, p.length)
-    own = -(-p.batch_size // estimate.systems)
+    own = -(-p.batch_size // (estimate.systems * cost.micro_batches))
     if own > found.advised:
       lines.append(
-          f'phase {p.name!r}: {own:,} sequences per system have '
+          f'phase {p.name!r}: {own:,} sequences of a micro-batch have '
           f'{own * found.stash / 1e9:,.1f} GB of layer inputs, more than the '
           f'{device.sram / 1e9:,.0f} GB of SRAM; they would be recomputed, '
           'which is not costed'

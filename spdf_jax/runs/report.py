@@ -30,7 +30,9 @@ _CELL_WIDTH = 80  # Characters of a generation, its context and reference.
 _COLUMNS = (
     'Perplexities and chrF are those at the end of each phase, on the few '
     'batches and generations of the config (evaluation); experiments.evaluate '
-    'scores all. Target perplexity is that of the answers of the task. FLOPs '
+    'scores all. The bigram baseline predicts a token from the one before it, '
+    'by counts over the whole training split of the corpus. Target perplexity '
+    'is that of the answers of the task. FLOPs '
     'are counted by the formula of the papers, without those of pruned '
     'weights; FLOPs against dense are those up to the end of the row, divided '
     'by those of the same steps trained dense. Seconds are those of training, '

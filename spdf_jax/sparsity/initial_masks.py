@@ -60,10 +60,11 @@ def given(
   where = selectors.hidden_matrices if where is None else where
   given = trees.by_name(mask)
   for name, leaf in given.items():
-    if not (hasattr(leaf, 'dtype') and leaf.dtype == bool):
+    found = str(getattr(leaf, 'dtype', type(leaf).__name__))
+    if found != 'bool' or not hasattr(leaf, 'dtype'):
       raise ValueError(
-          f'mask of {name!r} is {leaf!r:.60}; give a bool array, True where a '
-          'weight is kept, or None for a leaf that is not sparsified.'
+          f'mask of {name!r} is of type {found}; give a bool array, True where '
+          'a weight is kept, or None for a leaf that is not sparsified.'
       )
 
   def init(key, params, sparsities, structure=structures.UNSTRUCTURED):

@@ -32,7 +32,7 @@ _KERNEL_SIZES = {1, 3, 5, 7, 9, 11}  # Of convolutions of any name.
 
 
 def matrices(path: str, leaf: Any) -> bool | None:
-  """Selects every leaf with two axes, whatever its name.
+  """Selects every leaf with two axes, whatever its name, but biases of heads.
 
   Use it in a mapping whose first patterns exclude leaves: `where={'embed/*':
   False, 'head/*': False, '*': matrices}`.
@@ -49,8 +49,9 @@ def matrices(path: str, leaf: Any) -> bool | None:
     >>> matrices('head/kernel', jax.ShapeDtypeStruct((4, 8), 'float32'))
     True
   """
-  del path
-  return True if len(leaf.shape) == 2 and selection.is_matrix(leaf) else None
+  if path.split('/')[-1] == 'bias' or len(leaf.shape) != 2:
+    return None
+  return True if selection.is_matrix(leaf) else None
 
 
 def hidden_matrices(path: str, leaf: Any) -> bool | None:

@@ -21,7 +21,7 @@ Rule = Callable[[Equation], Sequence[Work]]
 
 FREE = frozenset(
     'bitcast_convert_type broadcast_in_dim convert_element_type copy copy_p '
-    'create_token device_put empty expand_dims iota layout_constraint '
+    'create_token device_put empty empty2 expand_dims iota layout_constraint '
     'mesh_cast name optimization_barrier pcast platform_index pvary '
     'random_unwrap random_wrap '
     'reduce_precision reshape reshard sharding_constraint slice split squeeze '
@@ -250,7 +250,10 @@ def _dot_general(equation: Equation) -> list[Work]:
 def _convolution(equation: Equation) -> list[Work]:
   kernel = equation.operands[1].shape
   features = equation.params['dimension_numbers'].rhs_spec[0]
-  return [ScoreProduct(equation.size * math.prod(kernel) // kernel[features])]
+  # The gradient of a strided convolution inserts zeros into its inputs.
+  zeros = math.prod(equation.params['lhs_dilation'])
+  size = equation.size * math.prod(kernel) // kernel[features]
+  return [ScoreProduct(size // zeros)]
 
 
 def _masked(equation: Equation, mask: int, kind: str) -> list[Work]:

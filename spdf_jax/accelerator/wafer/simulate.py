@@ -48,7 +48,8 @@ def simulate(
     device: Device, one system (a wafer).
     systems: Number of systems over which the tokens are split.
     sparsity: Fraction of zeros in masks whose values are not given, or a
-      function from the layer's name to it.
+      function from the layer's name to it. Only products of
+      `accelerator.sparse_matmul` have masks; a warning says if there are none.
     frequencies: Fraction of the executions in which a `cond` is true, or a list
       of the fractions of each branch, by the name of the `cond` in reports
       (`'cond_0'`, …). By default the costliest branch counts. A `cond` whose

@@ -100,6 +100,13 @@ def trace_program(
       if [o.space for o in resolved] == [o.space for o in inputs]:
         break
       inputs = resolved
+    if sparsity and not interpreter.has_masks:
+      warnings.warn(
+          f'sparsity is {sparsity}, but no product of fn has a mask, so that '
+          'none skips zeros; multiply by spdf_jax.accelerator.sparse_matmul, '
+          'or by models of this library with their masks.',
+          stacklevel=2,
+      )
     for name in frequencies or {}:
       names.lookup('cond', name, dict.fromkeys(interpreter.conds.values()))
     if interpreter.updates:
@@ -147,6 +154,7 @@ class Interpreter:
     self.conds: dict[int, str] = {}
     self.shards = 0
     self._warned: set[str] = set()
+    self.has_masks = False
 
   def walk(
       self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Operand],
@@ -241,6 +249,7 @@ class Interpreter:
 
   def _weights_of(self, mask: Operand, layer: str) -> list[Weights]:
     """Returns the sparsity of each matrix of a stack of masks."""
+    self.has_masks = True
     label = layer or 'a product'
     given = self.sparsity
     if callable(given):
