@@ -64,6 +64,7 @@ def format_plan(run: Run, name: str) -> str:
       *_compact_memory(run),
       _disk(run),
       plan['compute'],
+      'seconds: experiments.plan models GPUs, and experiments.simulate a wafer',
   ])
 
 
