@@ -18,6 +18,8 @@ from spdf_jax.models.model import Sizes
 from spdf_jax.models.presets import create_model
 from spdf_jax.models.presets import model_of
 from spdf_jax.models.presets import PRESETS
+from spdf_jax.models.pruning import prune_blocks
+from spdf_jax.models.pruning import PrunedBlock
 
 __all__ = [
     'CACHE',
@@ -31,10 +33,12 @@ __all__ = [
     'LlamaConfig',
     'MaskedDense',
     'Model',
+    'PrunedBlock',
     'Sizes',
     'create_cache',
     'create_model',
     'model_of',
     'partition_spec',
+    'prune_blocks',
     'sparsifiable',
 ]

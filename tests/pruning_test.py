@@ -1,0 +1,126 @@
+"""Decoders are pruned block by block, as with the inputs of whole models."""
+
+import dataclasses
+
+from flax import linen as nn
+from hf_models import CONFIGS
+from hf_models import make_params
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiers import slow_except
+
+import spdf_jax as spdf
+from spdf_jax import models
+from spdf_jax.models import MaskedDense
+from spdf_jax.models import model_of
+from spdf_jax.models import prune_blocks
+from spdf_jax.sparsity import one_shot
+from spdf_jax.sparsity import trees
+
+pytestmark = pytest.mark.ci
+
+TOKENS = np.random.default_rng(3).integers(23, size=(5, 8))
+
+
+def prune(config, params, pruner, sparsity, tokens=TOKENS):
+  params, mask = dict(params), jax.tree.map(lambda _: None, params)
+  for block in prune_blocks(config, params, tokens, pruner, sparsity):
+    params[block.name], mask[block.name] = block.params, block.mask
+  return params, mask
+
+
+def inputs_of(config, params, name):
+  """The inputs of a layer, from the whole model."""
+  found = []
+
+  def keep(call, args, kwargs, context):
+    if isinstance(context.module, MaskedDense) and '/'.join(
+        context.module.path
+    ) == name:
+      found.append(np.asarray(args[0], np.float64))
+    return call(*args, **kwargs)
+
+  with nn.intercept_methods(keep):
+    model_of(config).apply({'params': params}, TOKENS)
+  return found[0].reshape(-1, found[0].shape[-1])
+
+
+@pytest.mark.parametrize('name', slow_except(
+    ['gpt exact', 'llama grouped', 'qwen3'], CONFIGS
+))
+def test_each_layer_is_pruned_by_its_inputs_after_pruned_blocks(name):
+  config = CONFIGS[name]
+  params = make_params(config)
+  pruned, mask = prune(config, params, one_shot.wanda(), 0.5)
+  kept = {k: np.asarray(m) for k, m in trees.by_name(mask).items()}
+  hidden = [k for k in trees.by_name(params) if models.sparsifiable(k, None)]
+  assert kept.keys() == set(hidden)
+  # The inputs of a block are those of the model whose earlier blocks are
+  # pruned.
+  current = dict(params)
+  for i in range(config.n_layers):
+    for path in hidden:
+      if not path.startswith(f'h_{i}/'):
+        continue
+      x = inputs_of(config, current, path.removesuffix('/kernel'))
+      w = trees.by_name(params)[path]
+      scores = np.abs(w) * np.linalg.norm(x, axis=0)[:, None]
+      # 50 % of each output; inputs are even numbers.
+      expected = scores > np.sort(scores, axis=0)[len(w) // 2 - 1]
+      assert (kept[path] == expected).mean() >= 0.999, path
+      np.testing.assert_array_equal(
+          trees.by_name(pruned)[path], np.where(kept[path], w, 0)
+      )
+    current[f'h_{i}'] = pruned[f'h_{i}']
+  for path, x in trees.by_name(params).items():
+    if path not in hidden:
+      np.testing.assert_array_equal(trees.by_name(pruned)[path], x)
+
+
+def test_the_weights_of_sparsegpt_are_those_of_whole_models():
+  config = CONFIGS['llama grouped']
+  params = make_params(config)
+  pruner = one_shot.sparsegpt(block_size=8)
+  pruned, mask = prune(config, params, pruner, '2:4')
+  x = inputs_of(config, pruned | {'h_1': params['h_1']}, 'h_1/mlp/wo')
+  x = jnp.asarray(x, jnp.float32)
+  w, kept = pruner.prune(
+      jnp.asarray(params['h_1']['mlp']['wo']['kernel']), x.T @ x, '2:4'
+  )
+  np.testing.assert_array_equal(mask['h_1']['mlp']['wo']['kernel'], kept)
+  np.testing.assert_allclose(
+      pruned['h_1']['mlp']['wo']['kernel'], w, atol=1e-5
+  )
+
+
+def test_layers_have_the_sparsities_of_a_tree():
+  config = CONFIGS['gpt']
+  params = make_params(config)
+  sparsities = spdf.by_pattern(
+      params, {'*/attn/w?/kernel': 0.25, 'h_1/mlp/w?/kernel': 0.5}
+  )
+  _, mask = prune(config, params, one_shot.magnitude(), sparsities)
+  assert {k: 1 - m.mean() for k, m in trees.by_name(mask).items()} == {
+      f'h_{i}/attn/w{k}/kernel': 0.25 for i in range(2) for k in 'qkvd'
+  } | {f'h_1/mlp/w{k}/kernel': 0.5 for k in 'io'}
+
+
+@pytest.mark.parametrize('change, tokens, message', [
+    (dict(scan_layers=True), TOKENS, 'scan_layers is True; prune the param'),
+    ({}, TOKENS[:0], r'tokens have the shape \(0, 8\); give sequences of'),
+    ({}, TOKENS + 23, 'tokens have ids up to 4., and the model has 23; encode'),
+    ({}, np.zeros((1, 9), int), 'the sequence has 9 tokens and the model 8'),
+])
+def test_other_arguments_are_refused(change, tokens, message):
+  config = dataclasses.replace(CONFIGS['gpt'], **change)
+  with pytest.raises(ValueError, match=message):
+    prune(config, make_params(CONFIGS['gpt']), one_shot.wanda(), 0.5, tokens)
+
+
+def test_weights_that_are_not_finite_are_named_by_their_layer():
+  params = make_params(CONFIGS['gpt'])
+  params['h_1']['ln_1']['scale'][0] = np.nan
+  with pytest.raises(ValueError, match='^h_1/attn/wd/kernel: the stat'):
+    prune(CONFIGS['gpt'], params, one_shot.wanda(), 0.5)
