@@ -3,6 +3,8 @@ r"""Converts checkpoints: from and to Hugging Face, and from sparse to dense.
   python -m experiments.convert --from_hf=DIR --to=WORKDIR
   python -m experiments.convert --checkpoint=WORKDIR@pretrain --to_hf=DIR
   python -m experiments.convert --from_hf=DIR --to_hf=OTHER --format=compact
+  python -m experiments.convert --from_hf=DIR --to=WORKDIR --prune=wanda:0.5 \
+    --calibration=TEXT
   python -m experiments.convert --densify=WORKDIR@pretrain --to=OTHER
   python -m experiments.convert --verify=FOLDER
 
@@ -11,6 +13,12 @@ and prints the flags that training needs. The second exports the weights
 and the mask of a run, the third those of a Hugging Face directory, with its
 tokenizer; without masks.safetensors the mask is derived from the zeros. --check
 compares the logits with those of transformers.
+
+--prune prunes imported weights in one shot: by magnitude, wanda or sparsegpt,
+to a fraction of zeros, to N:M as in sparsegpt:2:4, or to fractions by patterns
+of paths, wanda:PATTERN=0.5,PATTERN=0.75. It calibrates with the first sequences
+of a text, and prints the perplexity of the text after them. Training from the
+workdir keeps the zeros with the algorithm's init='nonzero'.
 
 --densify makes a sparse checkpoint at the end of a phase dense: it removes the
 mask and keeps weights, step, schedules and the optimizer's moments, which
@@ -44,6 +52,7 @@ from typing import Any
 from absl import flags
 import jax
 
+from experiments import pruning
 from experiments.launch import console
 from experiments.scores import language_models
 from spdf_jax import data
@@ -100,6 +109,15 @@ _VOCAB_SIZE = flags.DEFINE_integer(
 _ALLOW_NON_FINITE = flags.DEFINE_bool(
     'allow_non_finite', False, 'With --from_hf: read infinite and NaN weights.'
 )
+_PRUNE = flags.DEFINE_string(
+    'prune', None, 'With --from_hf: method and sparsity, as wanda:0.5.'
+)
+_CALIBRATION = flags.DEFINE_string(
+    'calibration', None, 'With --prune: file of text.'
+)
+_SEQUENCES = flags.DEFINE_integer(
+    'sequences', 128, 'With --prune: number of sequences to calibrate with.'
+)
 _CHECK = flags.DEFINE_bool(
     'check', False, 'Compare logits with transformers (must be installed).'
 )
@@ -130,6 +148,9 @@ def convert(
     check: bool,
     allow_non_finite: bool,
     trust_code: bool,
+    prune: str | None = None,
+    calibration: str | None = None,
+    sequences: int = 128,
 ) -> Iterator[str]:
   """Converts a model; yields sentences for the console."""
   sources = {'from_hf': from_hf, 'checkpoint': checkpoint, 'densify': densify}
@@ -148,9 +169,18 @@ def convert(
         "format is 'compact', which transformers cannot read; leave --check "
         "out or use 'dense'."
     )
+  if prune and not from_hf:
+    raise ValueError(
+        f'prune is {prune!r}, which applies to the model of --from_hf; give '
+        'one.'
+    )
+  prune_model = None
+  if prune and from_hf:
+    prune_model = pruning.pruner_of(from_hf, prune, calibration, sequences)
   if from_hf and to:
     yield import_model(
-        from_hf, to, scan_layers=scan_layers, allow_non_finite=allow_non_finite
+        from_hf, to, scan_layers=scan_layers, allow_non_finite=allow_non_finite,
+        prune=prune_model,
     )
   elif densify and to:
     written = densified.densify_checkpoint(
@@ -164,7 +194,7 @@ def convert(
   elif from_hf and to_hf:
     yield rewrite_model(
         from_hf, to_hf, format=format, dtype=dtype, vocab_size=vocab_size,
-        allow_non_finite=allow_non_finite,
+        allow_non_finite=allow_non_finite, prune=prune_model,
     )
   exchanged = to_hf or from_hf
   if check and exchanged:
@@ -180,15 +210,17 @@ def import_model(
     *,
     scan_layers: bool,
     allow_non_finite: bool = False,
+    prune: pruning.Prune | None = None,
 ) -> str:
-  """Writes a checkpoint, and the mask beside it; returns a sentence."""
+  """Writes a checkpoint, and the mask beside it; returns sentences."""
+  workdirs.refuse_saved(workdir)
   loaded = interop.load_hf(directory, allow_non_finite=allow_non_finite)
+  loaded, said = prune(loaded) if prune else (loaded, '')
   config = dataclasses.replace(loaded.config, scan_layers=scan_layers)
   params = loaded.params
   if scan_layers:
     params = interop.stack_layers(params)
   model = {'preset': _PRESETS[type(config)]} | dataclasses.asdict(config)
-  workdirs.refuse_saved(workdir)
   masks = pathlib.Path(workdir, language_models.IMPORTED_MASKS)
   masks.parent.mkdir(parents=True, exist_ok=True)
   masks.unlink(missing_ok=True)
@@ -207,7 +239,7 @@ def import_model(
   chosen = [f'--config.init_from={workdir}'] + [
       f'--config.model.{name}={model[name]}' for name in _MODEL_FLAGS
   ]
-  text = f'{checkpoint} is written; train from it with {" ".join(chosen)}'
+  text = f'{said}{checkpoint} is written; train from it with {" ".join(chosen)}'
   preset = models.PRESETS[model['preset']]
   others = {
       name: value for name, value in dataclasses.asdict(config).items()
@@ -263,24 +295,25 @@ def rewrite_model(
     dtype: str,
     vocab_size: int | None,
     allow_non_finite: bool = False,
+    prune: pruning.Prune | None = None,
 ) -> str:
-  """Writes a Hugging Face directory from another; returns a sentence."""
+  """Writes a Hugging Face directory from another; returns sentences."""
   old, new = pathlib.Path(source), pathlib.Path(directory)
   if old.resolve() == new.resolve():
     raise ValueError(
         f'from_hf and to_hf are both {directory}; give another directory to '
         'write.'
     )
-  config, params, mask = interop.load_hf(
-      old, allow_non_finite=allow_non_finite
-  )
+  loaded = interop.load_hf(old, allow_non_finite=allow_non_finite)
+  loaded, said = prune(loaded) if prune else (loaded, '')
+  config, params, mask = loaded
   mask = interop.mask_of_zeros(params) if mask is None else mask
   interop.save_hf(
       new, config, params, mask, format=format, dtype=dtype,
       vocab_size=vocab_size,
       tokenizer=data.tokenizer_paths(old), **_stated(source),
   )
-  return f'{directory} is written; {_describe_mask(mask)}'
+  return f'{said}{directory} is written; {_describe_mask(mask)}'
 
 
 def _stated(directory: str) -> dict[str, Any]:
@@ -365,7 +398,8 @@ def main(argv: list[str]) -> int:
       format=_FORMAT.value, dtype=_DTYPE.value,
       vocab_size=_VOCAB_SIZE.value, check=_CHECK.value,
       allow_non_finite=_ALLOW_NON_FINITE.value,
-      trust_code=_TRUST_CODE.value,
+      trust_code=_TRUST_CODE.value, prune=_PRUNE.value,
+      calibration=_CALIBRATION.value, sequences=_SEQUENCES.value,
   )
 
 

@@ -1,8 +1,11 @@
 """Decoders are pruned block by block, as with the inputs of whole models."""
 
 import dataclasses
+import re
 
+import command
 from flax import linen as nn
+from hf_models import assert_same_bits
 from hf_models import CONFIGS
 from hf_models import make_params
 import jax
@@ -10,8 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiers import slow_except
+from tiny_run import make_run
 
 import spdf_jax as spdf
+from spdf_jax import data
+from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax.models import MaskedDense
 from spdf_jax.models import model_of
@@ -95,12 +101,10 @@ def test_the_weights_of_sparsegpt_are_those_of_whole_models():
   )
 
 
-def test_layers_have_the_sparsities_of_a_tree():
+def test_layers_have_the_sparsities_of_patterns():
   config = CONFIGS['gpt']
   params = make_params(config)
-  sparsities = spdf.by_pattern(
-      params, {'*/attn/w?/kernel': 0.25, 'h_1/mlp/w?/kernel': 0.5}
-  )
+  sparsities = {'*/attn/*': 0.25, 'h_1/mlp/*': 0.5}
   _, mask = prune(config, params, one_shot.magnitude(), sparsities)
   assert {k: 1 - m.mean() for k, m in trees.by_name(mask).items()} == {
       f'h_{i}/attn/w{k}/kernel': 0.25 for i in range(2) for k in 'qkvd'
@@ -124,3 +128,80 @@ def test_weights_that_are_not_finite_are_named_by_their_layer():
   params['h_1']['ln_1']['scale'][0] = np.nan
   with pytest.raises(ValueError, match='^h_1/attn/wd/kernel: the stat'):
     prune(CONFIGS['gpt'], params, one_shot.wanda(), 0.5)
+
+
+@pytest.fixture
+def directory(tmp_path):
+  """A Hugging Face directory with a tokenizer of bytes, and a text."""
+  config = dataclasses.replace(CONFIGS['llama'], vocab_size=257)
+  data.save_tokenizer(tmp_path / 'tokenizer.json', data.ByteTokenizer())
+  interop.save_hf(
+      tmp_path / 'hf', config, make_params(config),
+      tokenizer=[tmp_path / 'tokenizer.json'],
+  )
+  (tmp_path / 'text').write_text('to be, or not to be: that is the question. ')
+  return tmp_path
+
+
+def convert(directory, *arguments):
+  return command.run(
+      'convert', f'--from_hf={directory / "hf"}',
+      f'--calibration={directory / "text"}', '--sequences=3', *arguments
+  )
+
+
+def test_masks_of_pruned_imports_travel_with_the_weights(directory):
+  done = convert(
+      directory, '--prune=sparsegpt:0.6', f'--to={directory / "run"}'
+  )
+  assert done.status == 0, done.log
+  assert re.match(
+      r'the perplexity of 2 sequences of 8 tokens after the calibration text '
+      r'is [\d.]+ before and [\d.]+ after sparsegpt:0.6. ', done.output
+  )
+  config = dataclasses.replace(CONFIGS['llama'], vocab_size=257)
+  zeros = lambda path: trees.by_name(jax.tree.map(
+      lambda m: np.asarray(m), interop.mask_of_zeros(path)
+  ))
+  exported = command.run(
+      'convert', f'--checkpoint={directory / "run"}',
+      f'--to_hf={directory / "back"}',
+  )
+  assert 'sparsity 60.' in exported.output, exported.log
+  pruned = interop.load_hf(directory / 'back')
+  for algorithm in (
+      dict(name='static', sparsity=0.6, init='nonzero'),
+      dict(name='rigl', sparsity=0.6, init='nonzero', drop_fraction=0.3,
+           update_every=2, update_until=4),
+  ):
+    run = make_run(
+        model={'preset': 'llama2-7b'} | dataclasses.asdict(config),
+        init_from=str(directory / 'run'),
+        phases__pretrain__algorithm=algorithm,
+    )
+    state = run.open(directory / algorithm['name']).state
+    run.close()
+    mask = trees.by_name(spdf.get_mask(state.opt_state))
+    for path, kept in zeros(pruned.params).items():
+      np.testing.assert_array_equal(mask[path], kept, err_msg=path)
+    assert_same_bits(jax.tree.map(np.asarray, state.params), pruned.params)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (('--prune=wanda:0.5', '--sequences=5'),
+     r"text' has 43 tokens, and --sequences=5 of 8 and one to evaluate with "
+     'take 49; give more text'),
+    (('--prune=wanda:half',), "prune is 'wanda:half'; write METHOD:0.5, METHO"),
+    (('--prune=wand:0.5',), "prune 'wand' is unknown; did you mean 'wanda'"),
+    (('--prune=wanda:wte/*=0.5',), "the pattern 'wte/.', which matches none"),
+    (('--prune=wanda:2:5',), 'h_0/attn/wd/kernel: n_of_m.2, 5. needs a multi'),
+    (('--prune=wanda:0.5', '--calibration=none'), "calibration is 'none', wh"),
+])
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    arguments, message, directory
+):
+  done = convert(directory, f'--to={directory / "run"}', *arguments)
+  assert done.status == 1
+  assert len(done.log.splitlines()) == 1
+  assert re.search(message, done.log), done.log
+  assert not (directory / 'run').exists()

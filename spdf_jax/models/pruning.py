@@ -2,6 +2,7 @@
 """One-shot pruning of decoders, block by block, over calibration tokens."""
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 import dataclasses
 import functools
 from typing import Any
@@ -19,6 +20,7 @@ from spdf_jax.models.presets import model_of
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.one_shot import Pruner
+from spdf_jax.sparsity.one_shot import Sparsity
 
 PyTree = Any
 
@@ -41,7 +43,7 @@ def prune_blocks(
     params: PyTree,
     tokens_NxL: np.ndarray,
     pruner: Pruner,
-    sparsity: PyTree,
+    sparsity: Sparsity | Mapping[str, float],
 ) -> Iterator[PrunedBlock]:
   """Prunes the hidden matrices of a decoder, one block after another.
 
@@ -58,8 +60,8 @@ def prune_blocks(
     tokens_NxL: Sequences of calibration tokens.
     pruner: Result of e.g. `one_shot.wanda`.
     sparsity: The fraction of zeros of all hidden matrices, N:M as `'2:4'`, or a
-      tree of fractions of the structure of `params`, with `None` or 0 for dense
-      leaves, e.g. of `by_pattern`.
+      mapping from patterns of their paths to fractions, as `by_pattern` takes
+      it.
 
   Yields:
     The blocks, in order.
@@ -110,7 +112,7 @@ def _prune(
     name: str,
     params: PyTree,
     totals: dict[str, jax.Array],
-    sparsities: dict[str, Any],
+    sparsities: dict[str, Sparsity],
 ) -> tuple[PyTree, PyTree]:
   """Returns the parameters and the mask of a block; empties the statistics."""
   treedef: Any
@@ -151,15 +153,17 @@ def _check(config: DecoderConfig, tokens_NxL: np.ndarray) -> None:
     )
 
 
-def _sparsities(params: PyTree, sparsity: PyTree) -> dict[str, Any]:
+def _sparsities(
+    params: PyTree, sparsity: Sparsity | Mapping[str, float]
+) -> dict[str, Sparsity]:
   """Returns the sparsity of every hidden matrix by its path."""
   hidden = jax.tree_util.tree_map_with_path(
       lambda path, x: x if sparsifiable(trees.path_name(path), x) else None,
       params,
   )
-  if isinstance(sparsity, str):
-    return dict.fromkeys(trees.by_name(hidden), sparsity)
-  return trees.by_name(distributions.uniform(hidden, sparsity))
+  if isinstance(sparsity, Mapping):
+    return trees.by_name(distributions.by_pattern(hidden, sparsity))
+  return dict.fromkeys(trees.by_name(hidden), sparsity)
 
 
 def _enter(
