@@ -4,6 +4,9 @@
 from spdf_jax.sparsity import init
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import where
+from spdf_jax.sparsity.adapters import create_adapters
+from spdf_jax.sparsity.adapters import lora
+from spdf_jax.sparsity.adapters import merge_adapters
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms.gmp import gmp
 from spdf_jax.sparsity.algorithms.granet import granet
@@ -48,6 +51,7 @@ __all__ = [
     'apply_mask',
     'by_pattern',
     'check_zeros',
+    'create_adapters',
     'cubic',
     'dense',
     'densify',
@@ -60,8 +64,10 @@ __all__ = [
     'init',
     'iterative',
     'join',
+    'lora',
     'map_masked',
     'mask_statistics',
+    'merge_adapters',
     'model_wide',
     'partition',
     'periodic',
