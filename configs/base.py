@@ -25,7 +25,11 @@ def get_config() -> ml_collections.ConfigDict:
   )
   config.matmul = 'auto'  # native, dense, blocks-64, …, or auto: the faster
   config.storage = 'auto'  # dense; compact: kept values only; or the faster
-  config.loss = dict(label_smoothing=0.0, z_loss=0.0, chunk=0)  # 0: all logits
+  config.loss = dict(
+      label_smoothing=0.0, z_loss=0.0, chunk=0,  # 0: all logits at once
+      # WORKDIR or WORKDIR@PHASE whose outputs are learned too; weight in (0, 1]
+      teacher='', temperature=1.0, teacher_weight=0.5,
+  )
   config.micro_batches = 1  # gradient accumulation, which saves memory
   config.max_skipped_steps = 0  # in a row, if the loss or gradients are NaN
   config.mesh = dict(data=-1, fsdp=1, tensor=1)  # devices; -1: all remaining
@@ -82,4 +86,5 @@ def get_config() -> ml_collections.ConfigDict:
   config.checkpoints = dict(every=200, keep=2)  # steps; number to keep
   config.resume = ''  # WORKDIR or WORKDIR@PHASE: start from its whole state
   config.init_from = ''  # the same: start from its parameters only
+  config.adapter = dict(rank=0, scale=2.0)  # LoRA of hidden matrices; 0: none
   return config

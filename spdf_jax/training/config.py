@@ -25,6 +25,7 @@ from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.phases import check_order
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.phases import Rate
+from spdf_jax.training.settings import AdapterConfig
 from spdf_jax.training.settings import check_counts
 from spdf_jax.training.settings import CheckpointConfig
 from spdf_jax.training.settings import DataConfig
@@ -42,6 +43,8 @@ _RENAMED = {
     'rewind': 'rewind_weights_to',
     'sparsity': "algorithm, a mapping: {'name': 'static', 'sparsity': …}",
 }
+
+_OF_TEACHER = ('teacher', 'temperature', 'teacher_weight')
 
 STORAGES = ('auto', 'dense', 'compact')
 """Ways to store the state: all weights, or the values of kept weights only."""
@@ -76,6 +79,8 @@ class RunConfig:
     checkpoints: Interval and number of checkpoints.
     resume: `'WORKDIR'` or `'WORKDIR@PHASE'` to resume from; `''`: none.
     init_from: The same, to start from the parameters only.
+    adapter: Low-rank adapters, which are trained in place of the weights;
+      `None`: the weights are trained.
 
   Raises:
     ValueError: a field is out of its range, or two contradict one another.
@@ -98,6 +103,7 @@ class RunConfig:
   checkpoints: CheckpointConfig
   resume: str
   init_from: str
+  adapter: AdapterConfig | None = None
 
   def __post_init__(self):
     check_counts(self, '', ('eval_every', 'log_every', 'micro_batches'))
@@ -369,7 +375,27 @@ def _read_patterns(given: Any, path: str) -> tuple[str, ...] | None:
   return tuple(given) if given else None
 
 
+def _read_loss(given: Any, path: str) -> Loss:
+  """Reads the loss, without the fields of a teacher that is not given."""
+  check_known(given, {f.name: None for f in dataclasses.fields(Loss)}, path)
+  if not given.get('teacher'):
+    given = {k: v for k, v in given.items() if k not in _OF_TEACHER}
+  return read_fields(Loss, given, path)
+
+
+def _read_adapter(given: Any, path: str) -> AdapterConfig | None:
+  """Reads the adapters; returns `None` without a rank."""
+  fields = [field.name for field in dataclasses.fields(AdapterConfig)]
+  if given is not None:
+    check_known(given, dict.fromkeys(fields), path)
+  if not (given or {}).get('rank'):
+    return None
+  return read_fields(AdapterConfig, given, path)
+
+
 _READERS: Mapping[Any, Reader] = {
+    AdapterConfig | None: _read_adapter,
+    Loss: _read_loss,
     ModelConfig: _read_model,
     OptimizerConfig | NamedOptimizer: read_optimizer,
 }

@@ -41,9 +41,15 @@ class Loss:
     z_loss: :math:`c`, the coefficient that keeps :math:`Z` near zero.
     chunk: Number of positions of the sequences whose logits are computed at a
       time, and recomputed in the backward pass; 0: all at once.
+    teacher: `'WORKDIR'` or `'WORKDIR@PHASE'` of a model whose outputs are
+      learned too, see `Distillation`, which computes that part of the loss;
+      `None`: there is none, and the following fields are `None`.
+    temperature: Divisor of the logits that are compared.
+    teacher_weight: Share of the teacher in the loss.
 
   Raises:
-    ValueError: a number is out of its range.
+    ValueError: a number is out of its range, or there is a teacher and the loss
+      is computed in chunks.
 
   References:
     Szegedy et al., `Rethinking the Inception Architecture
@@ -60,6 +66,9 @@ class Loss:
   label_smoothing: float = 0.0
   z_loss: float = 0.0
   chunk: int = 0
+  teacher: str | None = None
+  temperature: float | None = None
+  teacher_weight: float | None = None
 
   def __post_init__(self):
     if not 0 <= self.label_smoothing < 1:
@@ -72,6 +81,24 @@ class Loss:
         raise ValueError(
             f'loss.{name} is {getattr(self, name)}; give 0 or more.'
         )
+    if self.teacher is not None:
+      self._check_teacher()
+
+  def _check_teacher(self) -> None:
+    if self.chunk:
+      raise ValueError(
+          f'loss.chunk is {self.chunk} and loss.teacher {self.teacher!r}, with '
+          'which all logits are computed at once; set loss.chunk to 0.'
+      )
+    if self.temperature is None or not self.temperature > 0:
+      raise ValueError(
+          f'loss.temperature is {self.temperature}; it must be positive.'
+      )
+    if self.teacher_weight is None or not 0 < self.teacher_weight <= 1:
+      raise ValueError(
+          f'loss.teacher_weight is {self.teacher_weight}; give a number in '
+          '(0, 1], or remove loss.teacher.'
+      )
 
   @property
   def is_plain(self) -> bool:

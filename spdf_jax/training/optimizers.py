@@ -25,6 +25,7 @@ from spdf_jax.sparsity.trees import path_parts
 from spdf_jax.training.fields import check_type
 from spdf_jax.training.fields import read_fields
 from spdf_jax.training.plan import Plan
+from spdf_jax.training.settings import AdapterConfig
 from spdf_jax.training.settings import OptimizerConfig
 
 PyTree = Any
@@ -224,6 +225,35 @@ def check_optimizer(
     )
 
 
+def check_adapter(
+    adapter: AdapterConfig | None,
+    config: OptimizerConfig | NamedOptimizer,
+    params: PyTree,
+    where: Where,
+) -> None:
+  """Raises ValueError if a model or an optimizer cannot have adapters.
+
+  Args:
+    adapter: The adapters; `None`: there are none.
+    config: The optimizer.
+    params: Shapes of the parameters.
+    where: The model's selection of hidden matrices.
+  """
+  if adapter is None:
+    return
+  if isinstance(config, NamedOptimizer):
+    raise ValueError(
+        f'adapter.rank is {adapter.rank} and the optimizer {config.name!r}, '
+        'but adapters are trained by AdamW; use it, or no adapter.'
+    )
+  try:
+    jax.eval_shape(functools.partial(
+        sparsity.create_adapters, rank=adapter.rank, where=where
+    ), jax.random.key(0), params)
+  except ValueError as error:
+    raise ValueError(f'adapter: {error}') from error
+
+
 def takes_decay(make: Constructor) -> bool:
   """Returns whether a constructor has an argument for the weight decay."""
   return 'weight_decay' in inspect.signature(make).parameters
@@ -255,6 +285,7 @@ def _muon_axes(where: Where, params: PyTree) -> PyTree:
 # of a single phase differently from that of a run of all phases, and their
 # results would differ in rounding.
 _NEVER = 2**31 - 1
+_ADAPTERS = 1  # Folded into the key of the masks.
 
 
 def adamw(
@@ -266,6 +297,7 @@ def adamw(
     b2: float,
     eps: float,
     clip_norm: float,
+    adapter: AdapterConfig | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds sparse AdamW with the plan's learning rate, decay and masks.
 
@@ -282,6 +314,7 @@ def adamw(
     b2: Decay rate of the second moment.
     eps: Term added to the square root of the second moment.
     clip_norm: Largest global norm of the gradient.
+    adapter: Adapters that are trained in place of the weights; `None`: none.
 
   Returns:
     The optimizer, wrapped in `sparsify`, and in `rewind_weights` if a phase
@@ -299,7 +332,7 @@ def adamw(
       optax.add_decayed_weights(plan.weight_decay, mask=matrices),
       optax.scale_by_learning_rate(plan.learning_rate),
   )
-  return _sparse(inner, plan, where, key)
+  return _sparse(inner, plan, where, key, adapter)
 
 
 def create_optimizer(
@@ -308,6 +341,7 @@ def create_optimizer(
     *,
     where: Any,
     key: jax.Array,
+    adapter: AdapterConfig | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the sparse optimizer of a config.
 
@@ -319,6 +353,7 @@ def create_optimizer(
     plan: The phases.
     where: Selection of sparsified leaves, as `sparsify` takes it.
     key: Typed PRNG key of the masks.
+    adapter: Adapters that AdamW trains in place of the weights; `None`: none.
 
   Returns:
     The optimizer, as `adamw` returns it.
@@ -327,7 +362,10 @@ def create_optimizer(
     ValueError: a user's own optimizer cannot be imported.
   """
   if isinstance(config, OptimizerConfig):
-    return adamw(plan, where=where, key=key, **dataclasses.asdict(config))
+    return adamw(
+        plan, where=where, key=key, adapter=adapter,
+        **dataclasses.asdict(config),
+    )
   make = config.constructor(where)
   inner = [optax.clip_by_global_norm(config.clip_norm), _scheduled(make, plan)]
   if not takes_decay(make):
@@ -335,7 +373,7 @@ def create_optimizer(
         lambda step: -plan.learning_rate(step) * plan.weight_decay(step),
         mask=matrices,
     ))
-  return _sparse(optax.chain(*inner), plan, where, key)
+  return _sparse(optax.chain(*inner), plan, where, key, None)
 
 
 def _scheduled(
@@ -362,8 +400,17 @@ def _scheduled(
 
 
 def _sparse(
-    inner: optax.GradientTransformation, plan: Plan, where: Any, key: jax.Array
+    inner: optax.GradientTransformation,
+    plan: Plan,
+    where: Any,
+    key: jax.Array,
+    adapter: AdapterConfig | None,
 ) -> optax.GradientTransformationExtraArgs:
+  if adapter is not None:
+    inner = sparsity.lora(
+        inner, adapter.rank, key=jax.random.fold_in(key, _ADAPTERS),
+        scale=adapter.scale, where=where,
+    )
   revive = plan.revive and sparsity.scaled_normal(plan.revive)
   tx = sparsity.sparsify(
       inner, plan.algorithm, where=where, key=key, revive=revive,

@@ -24,6 +24,7 @@ from spdf_jax.sparsity.selection import Where
 from spdf_jax.training import checkpoint_files
 from spdf_jax.training import checkpoints
 from spdf_jax.training import config as configs
+from spdf_jax.training import distillation
 from spdf_jax.training import initial_mask
 from spdf_jax.training import inputs
 from spdf_jax.training import losses
@@ -130,6 +131,12 @@ class Run:
     if workdir is not None:
       workdirs.check_workdir(workdir, config, params)
     optimizers.check_optimizer(config.optimizer, params, where)
+    optimizers.check_adapter(config.adapter, config.optimizer, params, where)
+    if config.loss.teacher is not None:
+      distillation.check_teacher(
+          config.loss.teacher, model.config.vocab_size,
+          max(phase.length for phase in config.phases),
+      )
     plan = plans.create_plan(config.phases, parameters=parameters)
     initial_mask.check_algorithms(plan, params, where)
     if begins:
@@ -370,7 +377,8 @@ class Run:
       self, plan: Plan
   ) -> optax.GradientTransformationExtraArgs:
     return optimizers.create_optimizer(
-        self.config.optimizer, plan, where=self.where, key=self._key(_MASKS)
+        self.config.optimizer, plan, where=self.where, key=self._key(_MASKS),
+        adapter=self.config.adapter,
     )
 
   def _key(self, use: int) -> jax.Array:
@@ -474,6 +482,16 @@ class Run:
     return self._key(_DROPOUT) if self.model.config.dropout else None
 
   @functools.cached_property
+  def loss(self) -> losses.Loss | distillation.Distillation:
+    """The loss of a step, with the teacher if there is one."""
+    loss = self.config.loss
+    if loss.teacher is None:
+      return loss
+    return distillation.Distillation(
+        loss, distillation.open_teacher(loss.teacher, self.mesh)
+    )
+
+  @functools.cached_property
   def step(self) -> Any:
     """Jitted training step, which donates its first argument, the state."""
     return self._jit_step(self._shardings)
@@ -494,7 +512,7 @@ class Run:
         optimizer=self.optimizer,
         learning_rate=self.plan.learning_rate,
         sparse_steps=self.sparse_steps,
-        loss=self.config.loss,
+        loss=self.loss,
         micro_batches=self.config.micro_batches,
         dropout_key=self.dropout_key,
         skip_not_finite=self.config.max_skipped_steps > 0,

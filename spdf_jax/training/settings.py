@@ -155,6 +155,29 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AdapterConfig:
+  """Low-rank adapters of the hidden matrices, see `sparsity.lora`.
+
+  Attributes:
+    rank: Rank of the changes.
+    scale: Factor of the changes, in LoRA alpha / r.
+
+  Raises:
+    ValueError: a number is not positive.
+  """
+
+  rank: int
+  scale: float
+
+  def __post_init__(self):
+    for name in ('rank', 'scale'):
+      if not getattr(self, name) > 0:
+        raise ValueError(
+            f'adapter.{name} is {getattr(self, name)}; it must be positive.'
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
   """Sizes of the evaluations during training.
 

@@ -20,6 +20,7 @@ from spdf_jax.sparsity.rewinding import RewindState
 from spdf_jax.sparsity.state import is_packed
 from spdf_jax.sparsity.state import stored_mask
 from spdf_jax.sparsity.trees import path_name
+from spdf_jax.training.distillation import Distillation
 from spdf_jax.training.losses import adjust
 from spdf_jax.training.losses import CROSS_ENTROPY
 from spdf_jax.training.losses import Loss
@@ -85,7 +86,7 @@ def train_step(
     optimizer: optax.GradientTransformationExtraArgs,
     learning_rate: optax.Schedule,
     sparse_steps: SparseSteps | None = None,
-    loss: Loss = CROSS_ENTROPY,
+    loss: Loss | Distillation = CROSS_ENTROPY,
     micro_batches: int = 1,
     dropout_key: jax.Array | None = None,
     skip_not_finite: bool = False,

@@ -91,6 +91,11 @@ def _obstacle(
         f'the optimizer is {config.optimizer.name!r}, but compact storage '
         "needs AdamW: use storage 'dense', or AdamW"
     )
+  if config.adapter is not None:
+    return (
+        f'adapter.rank is {config.adapter.rank}, and adapters change dense '
+        "arrays: use storage 'dense', or no adapter"
+    )
   if models.PACKED not in config.model.sizes.features:
     return (
         f'the model {config.model.preset!r} is your own, which does not '
