@@ -12,13 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quickstart_runs import small_config
 from tiers import slow_except
 from tiny_run import make_run
 
+from experiments.papers import json_files
+from experiments.scores import language_models
 import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import interop
 from spdf_jax import models
+from spdf_jax import training
 from spdf_jax.models import MaskedDense
 from spdf_jax.models import model_of
 from spdf_jax.models import prune_blocks
@@ -205,3 +209,41 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
   assert len(done.log.splitlines()) == 1
   assert re.search(message, done.log), done.log
   assert not (directory / 'run').exists()
+
+
+def test_methods_are_compared_before_and_after_training(tmp_path):
+  config = small_config(
+      'algorithm=dense', phases__order=('pretrain',), data__task='',
+      evaluation__generations=0,
+  )
+  training.train(training.Run.create(config, tmp_path / 'dense').open())
+  arguments = (
+      'one_shot', f'--model={tmp_path / "dense"}', '--sparsities=0.75',
+      f'--workdir={tmp_path / "results"}', '--steps=3', '--sequences=4',
+  )
+  done = command.run(*arguments)
+  assert done.status == 0, done.log
+  results = json_files.read_json(tmp_path / 'results' / 'results.json')
+  assert [(r['method'], r['sparsity']) for r in results] == [
+      ('dense', 0), *((method, 0.75) for method in one_shot.PRUNERS)
+  ]
+  assert all(r[stage] > 1 for r in results for stage in (
+      'pruned', 'trained', 'distilled'
+  ))
+  # Each run keeps the mask of its pruned model.
+  for row in results[1:]:
+    name = f'{row["method"]}-0.75'
+    before, after = (
+        language_models.model_at(training.find_checkpoint(
+            str(tmp_path / 'results' / folder)
+        ))[1] for folder in (name, f'{name}-distilled')
+    )
+    for path, x in trees.by_name(after).items():
+      if models.sparsifiable(path, None):
+        np.testing.assert_array_equal(x == 0, trees.by_name(before)[path] == 0)
+        assert (np.asarray(x) == 0).mean() == 0.75
+  table = (tmp_path / 'results' / 'table.md').read_text()
+  assert len(table.splitlines()) == 6 and '| 75% | wanda | ' in table
+  assert (tmp_path / 'results' / 'perplexity.png').stat().st_size > 10_000
+  # A second call measures nothing again.
+  assert 'wanda' not in command.run(*arguments).output

@@ -92,16 +92,21 @@ def prune_blocks(
   _check(config, tokens_NxL)
   sparsities = _sparsities(params, sparsity)
   block, arguments, outputs = _enter(config, params, tokens_NxL)
-  observe = jax.jit(functools.partial(_observe, block, pruner))
+  # Sums are donated, since statistics may be as large as the block.
+  observe = jax.jit(
+      functools.partial(_observe, block, pruner), donate_argnums=1
+  )
   apply = jax.jit(lambda params, *args: block.apply({'params': params}, *args))
   for i in range(config.n_layers):
     name = f'h_{i}'
-    layer = jax.tree.map(jnp.asarray, params[name])
     totals: dict[str, jax.Array] = {}
+    layer = jax.tree.map(jnp.asarray, params[name])
     with jax.default_matmul_precision('highest'):
       for x in outputs:
         totals = observe(layer, totals, x, *arguments[i])
-    layer, mask = _prune(pruner, name, layer, totals, sparsities)
+    # The matrices are read again one by one, since a block may be large.
+    del layer
+    layer, mask = _prune(pruner, name, params[name], totals, sparsities)
     for j, x in enumerate(outputs):
       outputs[j] = np.asarray(apply(layer, x, *arguments[i])[0])
     yield PrunedBlock(name, jax.tree.map(np.asarray, layer), mask)
@@ -117,21 +122,23 @@ def _prune(
   """Returns the parameters and the mask of a block; empties the statistics."""
   treedef: Any
   leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
-  masks: list[np.ndarray | None] = []
-  weights = []
-  for path, w in leaves:
+  weights, masks = [], []
+  # The last matrix, mlp/wo, has the most inputs: its statistics are the largest
+  # and are freed before new weights fill the memory.
+  for path, w in reversed(leaves):
     at = trees.path_name(path)
     sparsity = sparsities.get(f'{name}/{at}')
     mask = None
     if sparsity:
-      statistics = totals.pop(at.removesuffix('/kernel'))
       try:
-        w, mask = pruner.prune(w, statistics, sparsity)
+        w, mask = pruner.prune(
+            jnp.asarray(w), totals.pop(at.removesuffix('/kernel')), sparsity
+        )
       except ValueError as error:
         raise ValueError(f'{name}/{at}: {error}') from error
     weights.append(w)
     masks.append(None if mask is None else np.asarray(mask))
-  return treedef.unflatten(weights), treedef.unflatten(masks)
+  return treedef.unflatten(weights[::-1]), treedef.unflatten(masks[::-1])
 
 
 def _check(config: DecoderConfig, tokens_NxL: np.ndarray) -> None:
@@ -172,8 +179,6 @@ def _enter(
   """Returns a block, the further arguments of all, and inputs of the first."""
   model = model_of(dataclasses.replace(config, remat='none'))
   names = {f'h_{i}': i for i in range(config.n_layers)}
-  rest = {k: jax.tree.map(jnp.asarray, v) for k, v in params.items()
-          if k not in names}
   found: dict[str, Any] = {}
 
   def skip(call, args, kwargs, context):
@@ -182,13 +187,18 @@ def _enter(
     found[context.module.name] = context.module, args
     return args[0], None
 
-  inputs = []
-  for tokens_L in tokens_NxL:
+  @jax.jit  # Does not transfer the head, which is not used.
+  def embed(params, tokens_1xL):
     with nn.intercept_methods(skip):
       model.apply(
-          {'params': rest}, tokens_L[None], read_out=lambda head, x: None
+          {'params': params}, tokens_1xL, read_out=lambda head, x: None
       )
-    inputs.append(np.asarray(found['h_0'][1][0]))
+    return found['h_0'][1][0]
+
+  rest = {name: x for name, x in params.items() if name not in names}
+  inputs = [
+      np.asarray(embed(rest, tokens_L[None])) for tokens_L in tokens_NxL
+  ]
   block = found['h_0'][0].clone(parent=None, name=None)
   return block, [found[name][1][1:] for name in names], inputs
 

@@ -154,8 +154,11 @@ def sparsegpt(*, block_size: int = 128, damping: float = 0.01) -> Pruner:
     ends = [min(i * size, len(w)) * w.shape[1] for i in range(blocks + 1)]
     pruned = np.diff([0 if grouped else _pruned(end, sparsity) for end in ends])
     kept = np.where(grouped, n, np.diff(ends) - pruned).astype(np.int32)
+    dead = jnp.diag(statistics) == 0
+    lower = _damped_factor(statistics, damping)
+    del statistics  # May be as large as the matrix, or larger.
     return _surgeon(
-        w, _damped_factor(statistics, damping), jnp.diag(statistics) == 0, kept,
+        w, lower, dead, kept,
         structure=structure, size=size, group=group if grouped else size,
     )
 
@@ -207,7 +210,7 @@ def _damped_factor(hessian: jax.Array, damping: float) -> jax.Array:
   """Returns the factor of a Hessian, which is damped until it has one."""
   used = damping
   while True:
-    factor = _inverse_factor(hessian, used)
+    factor = _factor(hessian, used)
     if bool(jnp.isfinite(factor).all()):
       break
     used *= 10
@@ -225,25 +228,39 @@ def _damped_factor(hessian: jax.Array, damping: float) -> jax.Array:
 
 
 @jax.jit
-def _inverse_factor(hessian: jax.Array, damping: float) -> jax.Array:
-  """Returns the upper U with `inverse(damped hessian) = U.T @ U`."""
+def _factor(hessian: jax.Array, damping: float) -> jax.Array:
+  """Returns the lower L with `damped hessian = (L @ L.T)[::-1, ::-1]`.
+
+  With all rows and columns in reverse, `R = L[::-1, ::-1]` is upper, and
+  `H = R @ R.T`, so that the factor `U` of the inverse is the inverse of R.
+  """
   diagonal = jnp.diag(hessian)
   diagonal = jnp.where(diagonal == 0, 1, diagonal)
-  added = diagonal + damping * diagonal.mean() - jnp.diag(hessian)
-  # With the rows in reverse, H = R R^T has an upper factor R, and U = R^-1.
-  lower = jnp.linalg.cholesky(
-      (hessian + jnp.diag(added))[::-1, ::-1], symmetrize_input=False
+  damped = diagonal + damping * diagonal.mean()
+  is_diagonal = jnp.eye(len(hessian), dtype=bool)
+  return jax.lax.linalg.cholesky(
+      jnp.where(is_diagonal, damped, hessian)[::-1, ::-1],
+      symmetrize_input=False,
   )
-  inverse = jax.scipy.linalg.solve_triangular(
-      lower, jnp.eye(len(hessian), dtype=hessian.dtype), lower=True
+
+
+def _rows_of_inverse(
+    lower: jax.Array, start: jax.Array, size: int
+) -> jax.Array:
+  """Returns rows of U, `[size, inputs]`, zero beyond the inputs."""
+  inputs = len(lower)
+  unit = jnp.arange(inputs)[::-1, None] == start + jnp.arange(size)
+  columns = jax.lax.linalg.triangular_solve(
+      lower, unit.astype(lower.dtype), left_side=True, lower=True,
+      transpose_a=True,
   )
-  return inverse[::-1, ::-1]
+  return columns[::-1].T
 
 
 @functools.partial(jax.jit, static_argnames=('structure', 'size', 'group'))
 def _surgeon(
     w: jax.Array,
-    factor: jax.Array,
+    lower: jax.Array,
     dead: jax.Array,
     kept: jax.Array,
     *,
@@ -255,7 +272,7 @@ def _surgeon(
 
   Args:
     w: Weights [inputs, outputs].
-    factor: Result of `_inverse_factor`.
+    lower: Result of `_factor`.
     dead: Whether an input is always zero.
     kept: Number of kept weights in a group, for every block.
     structure: Structure of a group's mask.
@@ -268,8 +285,9 @@ def _surgeon(
   inputs, outputs = w.shape
   missing = len(kept) * size - inputs
   w = jnp.pad(jnp.where(dead[:, None], 0, w), ((0, missing), (0, 0)))
-  diagonal = jnp.pad(jnp.diag(factor), (0, missing), constant_values=1)
-  factor = jnp.pad(factor, ((0, missing), (0, missing)))
+  diagonal = jnp.pad(
+      1 / jnp.diag(lower)[::-1], (0, missing), constant_values=1
+  )
   # Padded inputs have the least score.
   is_input = jnp.arange(len(w)) < inputs
   rows = jax.lax.dynamic_slice_in_dim
@@ -277,7 +295,11 @@ def _surgeon(
   def prune_block(block, carry):
     w, mask = carry
     start = block * size
-    u = rows(rows(factor, start, size), start, size, axis=1)
+    # Not the whole inverse, which would take as much memory as the Hessian.
+    u_rows = jnp.pad(
+        _rows_of_inverse(lower, start, size), ((0, 0), (0, missing))
+    )
+    u = rows(u_rows, start, size, axis=1)
     d = rows(diagonal, start, size)
 
     def prune_group(i, carry):
@@ -307,7 +329,7 @@ def _surgeon(
         (part, jnp.zeros(part.shape, bool), jnp.zeros_like(part)),
     )
     later = jnp.arange(len(w)) >= start + size
-    u_later = jnp.where(later, rows(factor, start, size), 0)
+    u_later = jnp.where(later, u_rows, 0)
     w = w - jnp.matmul(u_later.T, errors, precision='highest')
     return (
         jax.lax.dynamic_update_slice_in_dim(w, part, start, axis=0),
