@@ -7,6 +7,7 @@ from spdf_jax.sparsity import where
 from spdf_jax.sparsity.adapters import create_adapters
 from spdf_jax.sparsity.adapters import lora
 from spdf_jax.sparsity.adapters import merge_adapters
+from spdf_jax.sparsity.age import with_age
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms.gmp import gmp
 from spdf_jax.sparsity.algorithms.granet import granet
@@ -20,6 +21,8 @@ from spdf_jax.sparsity.algorithms.static import static
 from spdf_jax.sparsity.combinators import join
 from spdf_jax.sparsity.combinators import partition
 from spdf_jax.sparsity.counts import sparsities_of
+from spdf_jax.sparsity.density import scale_by_density
+from spdf_jax.sparsity.density import scale_init
 from spdf_jax.sparsity.distributions import by_pattern
 from spdf_jax.sparsity.distributions import erk
 from spdf_jax.sparsity.distributions import igq
@@ -76,6 +79,8 @@ __all__ = [
     'rewind_weights',
     'rigl',
     'rounds_to',
+    'scale_by_density',
+    'scale_init',
     'scaled_normal',
     'sparse_evolution',
     'sparsify',
@@ -85,4 +90,5 @@ __all__ = [
     'summarize',
     'uniform',
     'where',
+    'with_age',
 ]

@@ -44,8 +44,9 @@ def join(
   step.
 
   Revived weights start with zero moments: under Adam with b2 = 0.999 their
-  first updates are several times the learning rate. Warm up the learning rate
-  again at such a boundary, or reset the moments with `reset_state`.
+  first updates are several times the learning rate. `with_age` counts their
+  steps from the boundary; warming up the learning rate again, or resetting the
+  moments with `reset_state`, changes the updates of all weights.
 
   Args:
     algorithms: The algorithms, in order.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from spdf_jax.sparsity import age
 from spdf_jax.sparsity import algorithm as algorithms
 from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity import masks
@@ -200,6 +201,7 @@ def sparsify(
         masked_state,
         masks.apply_mask(params, mask),
         **extra_args,
+        **age.mask_argument(state.inner_state, mask),
     )
     skip = algorithm.skip_step_at(state.count)
     if skip is not False:

@@ -19,6 +19,7 @@ import optax
 
 from spdf_jax import packing
 from spdf_jax.packing import PackedMask
+from spdf_jax.sparsity import age
 from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity import state
 from spdf_jax.sparsity import trees
@@ -203,8 +204,15 @@ def _try_on_tiny(inner, params, mask, extra_args):
       lambda m, x: x if m is None else np.asarray(x)[..., board],
       mask, tree, is_leaf=_is_leaf,
   )
-  run = lambda tree, state, params: inner.update(
-      *jax.tree.map(jnp.asarray, (tree, state, params)), **extra_args
+  run = lambda tree, state, params, mask: inner.update(
+      *jax.tree.map(jnp.asarray, (tree, state, params)), **extra_args,
+      **age.mask_argument(state, mask),
+  )
+  boards = jax.tree.map(
+      lambda m: jnp.broadcast_to(
+          board, (*(min(n, 2) for n in m.shape[:-2]), *_TINY)
+      ),
+      mask, is_leaf=_is_packed,
   )
   extra_args = jax.tree.map(
       lambda x: jnp.ones(jnp.shape(x), jnp.result_type(x)), extra_args
@@ -217,8 +225,10 @@ def _try_on_tiny(inner, params, mask, extra_args):
   # Clipping shows at some scales of the gradients only.
   for scale in (1, 1, 1e3):
     grads = draw(scale)
-    updates, states[0] = run(grads, states[0], matrices)
-    of_values, states[1] = run(take(grads), states[1], values)
+    updates, states[0] = run(grads, states[0], matrices, boards)
+    of_values, states[1] = run(
+        take(grads), states[1], values, pack_masks(boards)
+    )
     yield from zip(
         map(np.asarray, jax.tree.leaves(take(updates))),
         map(np.asarray, jax.tree.leaves(of_values)),
@@ -366,7 +376,8 @@ def update_packed(
       inner, state.inner_state, params, state.mask, **extra_args
   )
   updates, inner_state = inner.update(
-      updates, state.inner_state, params, **extra_args
+      updates, state.inner_state, params, **extra_args,
+      **age.mask_argument(state.inner_state, state.mask),
   )
   count = optax.safe_increment(state.count)
   return updates, state._replace(
