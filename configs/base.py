@@ -45,6 +45,12 @@ def get_config() -> ml_collections.ConfigDict:
 
   # Any of optax, or your own, with its arguments.
   config.optimizer = dict(name='adamw', b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.)
+  config.revival_warmup = placeholder(int)  # steps; moments from each revival
+  config.parameterization = dict(
+      name='standard',  # or mup, sparse-mup: one rate for all widths, densities
+      base_width=placeholder(int), base_density=placeholder(float),  # tuned at
+      embeddings_scale=1.0, logits_scale=1.0,
+  )
 
   config.phase_defaults = dict(
       duration='1000 steps',  # steps, tokens, epochs or tokens/parameter

@@ -268,7 +268,7 @@ def _read_rotary(fields: Fields) -> dict[str, Any]:
   )
 
 
-def _write_gpt(c: GPTConfig) -> dict[str, Any]:
+def _refuse_multipliers(c: DecoderConfig, kind: str) -> None:
   for name, neutral in (
       ('embeddings_scale', 1.0),
       ('logits_scale', 1.0),
@@ -277,9 +277,13 @@ def _write_gpt(c: GPTConfig) -> dict[str, Any]:
     value = getattr(c, name)
     if value != neutral:
       raise ValueError(
-          f'{name} is {value}, a multiplier of muP for which GPT-2 has no '
+          f'{name} is {value}, a multiplier of muP for which {kind} has no '
           f'field; only models where it is {neutral} can be exported.'
       )
+
+
+def _write_gpt(c: GPTConfig) -> dict[str, Any]:
+  _refuse_multipliers(c, 'GPT-2')
   names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
   return _GPT_OPTIONS | dict(
       model_type='gpt2',
@@ -309,6 +313,7 @@ def _write_llama(c: LlamaConfig) -> dict[str, Any]:
     kind, options, name = 'qwen3', _QWEN3_OPTIONS, 'Qwen3'
   elif c.qkv_bias:
     kind, options, name = 'qwen2', _QWEN2_OPTIONS, 'Qwen2'
+  _refuse_multipliers(c, name)
   return options | dict(
       model_type=kind,
       architectures=[f'{name}ForCausalLM'],

@@ -38,7 +38,6 @@ class Attention(nn.Module):
       of a head, before rotation; `None`: they are not normalized.
     rotary: Rotary positions of queries and keys; `None`: no rotation, since
       positions are learned.
-    scale: Factor of the scores; `None`: 1 / sqrt(head_size).
   """
 
   config: DecoderConfig
@@ -46,7 +45,6 @@ class Attention(nn.Module):
   output_bias: bool = True
   norm: Callable[[str], nn.Module] | None = None
   rotary: Rotary | None = None
-  scale: float | None = None
 
   @nn.compact
   def __call__(
@@ -56,6 +54,7 @@ class Attention(nn.Module):
       divisor: jax.Array | None = None,
   ) -> jax.Array:
     c = self.config
+    scale = 1 / c.head_size if c.attention_by_size else None
     project = lambda heads, name: decoder.dense(
         c, heads * c.head_size, name=name, use_bias=self.use_bias
     )(x_BxLxD).reshape(*x_BxLxD.shape[:-1], heads, c.head_size)
@@ -84,7 +83,7 @@ class Attention(nn.Module):
       )
     y_BxLxHxK = attend(
         q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, mask_Bx1xLxS,
-        scale=self.scale, implementation=c.attention,
+        scale=scale, implementation=c.attention,
     )
     return decoder.dense(
         c, c.d_model, name='wd', use_bias=self.output_bias, residual=True

@@ -79,7 +79,7 @@ def read_all(head: Head, x_BxLxD: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-  """Sizes of a decoder.
+  """Sizes of a decoder, and the multipliers of muP.
 
   Attributes:
     vocab_size: Number of token ids.
@@ -100,6 +100,10 @@ class DecoderConfig:
     dropout: Dropout rate in training, see `drop`, of the embeddings and of the
       outputs of attention and feed-forward layers; attention probabilities are
       not dropped.
+    embeddings_scale: Factor of the embeddings, with learned positions (muP).
+    logits_scale: Factor of the logits (muP).
+    attention_by_size: Whether scores are divided by the head size, not by its
+      square root (muP).
 
   Raises:
     ValueError: a size is not positive or is too large, the heads do not divide
@@ -118,6 +122,9 @@ class DecoderConfig:
   dtype: str = 'float32'
   lowering: str = 'reference'
   dropout: float = 0.0
+  embeddings_scale: float = 1.0
+  logits_scale: float = 1.0
+  attention_by_size: bool = False
 
   def __post_init__(self):
     for field in dataclasses.fields(self):

@@ -24,14 +24,10 @@ ACTIVATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class GPTConfig(DecoderConfig):
-  """Sizes of a GPT, and the multipliers of muP.
+  """Sizes of a GPT.
 
   Attributes:
     activation: `gelu_tanh`, as in GPT-2, or `gelu`, as in Cerebras-GPT.
-    embeddings_scale: Factor of the sum of embeddings and positions (muP).
-    logits_scale: Factor of the logits (muP).
-    attention_by_size: Whether scores are divided by the head size, not by its
-      square root (muP).
     attention_by_layer: Whether the scores of layer i, counted from 1, are also
       divided by i (`scale_attn_by_inverse_layer_idx` of GPT-2).
 
@@ -40,14 +36,10 @@ class GPTConfig(DecoderConfig):
       a name is unknown.
 
   References:
-    Yang et al., `Tensor Programs V <https://arxiv.org/abs/2203.03466>`_, 2022
     Dey et al., `Cerebras-GPT <https://arxiv.org/abs/2304.03208>`_, 2023
   """
 
   activation: str = 'gelu_tanh'
-  embeddings_scale: float = 1.0
-  logits_scale: float = 1.0
-  attention_by_size: bool = False
   attention_by_layer: bool = False
 
   def __post_init__(self):
@@ -88,8 +80,7 @@ class Block(nn.Module):
   ) -> tuple[jax.Array, None]:
     c = self.config
     norm = lambda name: nn.LayerNorm(epsilon=1e-5, dtype=c.dtype, name=name)
-    scale = 1 / c.head_size if c.attention_by_size else None
-    attention = Attention(c, scale=scale, name='attn')
+    attention = Attention(c, name='attn')
     y_BxLxD = attention(norm('ln_1')(x_BxLxD), positions_BxL, divisor)
     x_BxLxD += decoder.drop(self, y_BxLxD)
     x_BxLxD += decoder.drop(self, MLP(c, name='mlp')(norm('ln_2')(x_BxLxD)))

@@ -180,7 +180,7 @@ class Llama(nn.Module):
     wte = nn.Embed(
         c.vocab_size, c.d_model, embedding_init=init, dtype=c.dtype, name='wte'
     )
-    x_BxLxD = decoder.drop(self, wte(tokens_BxL))
+    x_BxLxD = decoder.drop(self, c.embeddings_scale * wte(tokens_BxL))
     x_BxLxD = decoder.apply_layers(Block, c, x_BxLxD, positions_BxL)
     x_BxLxD = _norm(c, 'ln_f')(x_BxLxD)
     head: Callable[[jax.Array], jax.Array]
@@ -191,7 +191,7 @@ class Llama(nn.Module):
       head = lambda x: bf16_matmul.matmul(x, kernel_DxV).astype(
           jnp.float32
       )
-    return read_out(head, x_BxLxD)
+    return read_out(lambda x: c.logits_scale * head(x), x_BxLxD)
 
 
 class _Head(nn.Module):

@@ -24,7 +24,7 @@ class DensityState(NamedTuple):
 
 
 def scale_by_density(
-    base_density: float,
+    base_density: float | None,
     *,
     width_multiplier: float = 1.0,
     where: Where | None = None,
@@ -52,7 +52,8 @@ def scale_by_density(
     )
 
   Args:
-    base_density: Density at which the learning rate was tuned, in (0, 1].
+    base_density: Density at which the learning rate was tuned, in (0, 1];
+      `None`: updates follow the width only (muP).
     width_multiplier: Width of the model over the width at which the learning
       rate was tuned, at least 1.
     where: The `where` given to `sparsify`.
@@ -86,7 +87,7 @@ def scale_by_density(
     del extra_args
     check_inside(sparsity_mask, 'scale_by_density')
     factors = _factors(
-        sparsity_mask, params, base_density / width_multiplier, where
+        sparsity_mask, params, base_density, width_multiplier, where
     )
     treedef: Any
     leaves, treedef = jax.tree.flatten(updates)
@@ -103,7 +104,7 @@ def scale_by_density(
 def scale_init(
     params: PyTree,
     mask: PyTree,
-    base_density: float,
+    base_density: float | None,
     *,
     width_multiplier: float = 1.0,
     where: Where | None = None,
@@ -116,7 +117,8 @@ def scale_init(
   Args:
     params: The initial parameters.
     mask: The mask of the first step, `get_mask(opt_state)`.
-    base_density: Density for which the weights were initialized, in (0, 1].
+    base_density: Density for which the weights were initialized, in (0, 1];
+      `None`: they follow the width only (muP).
     width_multiplier: Width of the model over the width for which the weights
       were initialized, at least 1. Initializers that divide by the number of
       inputs, such as `lecun_normal`, count the width themselves.
@@ -140,7 +142,7 @@ def scale_init(
   """
   _check(base_density, width_multiplier)
   masks.check_bool(mask)
-  factors = _factors(mask, params, base_density / width_multiplier, where)
+  factors = _factors(mask, params, base_density, width_multiplier, where)
   for (name, _), m in zip(
       trees.by_name(params).items(), trees.matching_leaves(mask, params)
   ):
@@ -166,8 +168,8 @@ def check_inside(sparsity_mask: PyTree, name: str) -> None:
     )
 
 
-def _check(base_density: float, width_multiplier: float) -> None:
-  if not 0 < base_density <= 1:
+def _check(base_density: float | None, width_multiplier: float) -> None:
+  if base_density is not None and not 0 < base_density <= 1:
     raise ValueError(
         f'base_density is {base_density}; give the density at which the '
         'learning rate was tuned, above 0 and at most 1.'
@@ -181,9 +183,13 @@ def _check(base_density: float, width_multiplier: float) -> None:
 
 
 def _factors(
-    mask: PyTree, params: PyTree, base: float, where: Where | None
+    mask: PyTree,
+    params: PyTree,
+    base_density: float | None,
+    width_multiplier: float,
+    where: Where | None,
 ) -> list[jax.Array | None]:
-  """Returns `base` over the density of each layer, `None` for dense leaves."""
+  """Returns 1 / (m_d m_rho) of each layer, `None` for dense leaves."""
   leaves = trees.matching_leaves(mask, params)
   if any(isinstance(m, PackedMask) for m in leaves):
     axes: list[MatrixAxes | None] = [None] * len(leaves)
@@ -193,6 +199,8 @@ def _factors(
   def factor(m, a):
     if m is None:
       return None
+    if base_density is None:
+      return jnp.float32(1 / width_multiplier)
     if isinstance(m, PackedMask):
       kept = jnp.sum(
           jax.lax.population_count(m.bits), (-2, -1), jnp.uint32
@@ -202,6 +210,7 @@ def _factors(
       kept = jnp.sum(m, (*a.reduction, *a.output), jnp.uint32, keepdims=True)
       size = m.size // kept.size
     # The updates of a layer without kept weights are zero.
-    return base * size / jnp.maximum(kept, 1).astype(jnp.float32)
+    base_kept = base_density * size / width_multiplier
+    return base_kept / jnp.maximum(kept, 1).astype(jnp.float32)
 
   return [factor(m, a) for m, a in zip(leaves, axes)]

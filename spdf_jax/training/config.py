@@ -33,6 +33,8 @@ from spdf_jax.training.settings import EvaluationConfig
 from spdf_jax.training.settings import MeshConfig
 from spdf_jax.training.settings import ModelConfig
 from spdf_jax.training.settings import OptimizerConfig
+from spdf_jax.training.settings import Parameterization
+from spdf_jax.training.settings import PARAMETERIZATIONS
 
 _PHASE_FIELDS = {
     f.name: None for f in dataclasses.fields(Phase)
@@ -72,6 +74,11 @@ class RunConfig:
     mesh: Sizes of the mesh.
     data: Corpus and task.
     optimizer: Settings of AdamW, or another optimizer by its name.
+    revival_warmup: Steps over which updates of revived weights rise; their
+      moments are then corrected from their revival, see `sparsity.with_age`.
+      `None`: there is neither.
+    parameterization: How initial weights and learning rates follow the width
+      and the density; `None`: they do not, the standard parameterization.
     phases: The phases, in order.
     evaluation: Settings of the evaluations.
     eval_every: Steps between evaluations.
@@ -96,6 +103,8 @@ class RunConfig:
   mesh: MeshConfig
   data: DataConfig
   optimizer: OptimizerConfig | NamedOptimizer
+  revival_warmup: int | None
+  parameterization: Parameterization | None
   phases: tuple[Phase, ...]
   evaluation: EvaluationConfig
   eval_every: int
@@ -123,6 +132,17 @@ class RunConfig:
           'the wafer computes in fp16, which needs a loss scale: set '
           "model.dtype to 'float16', which has one."
       )
+    if (self.revival_warmup or 0) < 0:
+      raise ValueError(
+          f'revival_warmup is {self.revival_warmup}; give 0 or more.'
+      )
+    if isinstance(self.optimizer, NamedOptimizer):
+      for name in ('parameterization', 'revival_warmup'):
+        if getattr(self, name) is not None:
+          raise ValueError(
+              f'{name} is set, which needs AdamW, and the optimizer is '
+              f"{self.optimizer.name!r}; use 'adamw', or leave {name} out."
+          )
     self._check_features()
     check_order(self.phases)
     for phase in self.phases:
@@ -220,10 +240,14 @@ def parse(config: Any) -> RunConfig:
   given = plain(config)
   defaults = given.pop('phase_defaults', {})
   check_known(defaults, _PHASE_FIELDS, 'phase_defaults')
-  return read_fields(RunConfig, given, readers={
+  config = read_fields(RunConfig, given, readers={
       **_READERS,
       tuple[Phase, ...]: lambda phases, _: parse_phases(phases, defaults),
   })
+  if config.parameterization is None:
+    return config
+  model = config.parameterization.apply_to(config.model)
+  return dataclasses.replace(config, model=model)
 
 
 def parse_phases(
@@ -359,6 +383,19 @@ def _read_early_stop(given: Any, path: str) -> EarlyStop | None:
   return read_fields(EarlyStop, given, path)
 
 
+def _read_parameterization(given: Any, path: str) -> Parameterization | None:
+  """Reads a parameterization; returns `None` for the standard one."""
+  if given is None:
+    return None
+  fields = [field.name for field in dataclasses.fields(Parameterization)]
+  check_known(given, dict.fromkeys(fields), path)
+  name = given.get('name')
+  lookup(path, name, dict.fromkeys(PARAMETERIZATIONS))
+  if name == 'standard':
+    return None
+  return read_fields(Parameterization, given, path)
+
+
 def _read_optional(kind: type) -> Reader:
   """Returns a reader of a value that 0 or `''` sets to `None`."""
   def read(given: Any, path: str) -> Any:
@@ -398,4 +435,5 @@ _READERS: Mapping[Any, Reader] = {
     Loss: _read_loss,
     ModelConfig: _read_model,
     OptimizerConfig | NamedOptimizer: read_optimizer,
+    Parameterization | None: _read_parameterization,
 }

@@ -298,6 +298,8 @@ def adamw(
     eps: float,
     clip_norm: float,
     adapter: AdapterConfig | None = None,
+    revival_warmup: int | None = None,
+    scale_layers: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds sparse AdamW with the plan's learning rate, decay and masks.
 
@@ -315,6 +317,11 @@ def adamw(
     eps: Term added to the square root of the second moment.
     clip_norm: Largest global norm of the gradient.
     adapter: Adapters that are trained in place of the weights; `None`: none.
+    revival_warmup: Steps over which updates of revived weights rise, whose
+      moments are corrected from their revival, see `sparsity.with_age`; `None`:
+      there is neither.
+    scale_layers: Transformation of updates before weight decay, e.g.
+      `sparsity.scale_by_density`; `None`: there is none.
 
   Returns:
     The optimizer, wrapped in `sparsify`, and in `rewind_weights` if a phase
@@ -324,11 +331,13 @@ def adamw(
     Loshchilov and Hutter, `AdamW <https://arxiv.org/abs/1711.05101>`_, 2019
     Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, 2023
   """
+  adam = optax.scale_by_adam(b1, b2, eps)
+  if revival_warmup is not None:
+    adam = sparsity.with_age(adam, warmup=revival_warmup, where=where)
   inner = optax.chain(
       optax.clip_by_global_norm(clip_norm),
-      sparsity.reset_state(
-          optax.scale_by_adam(b1, b2, eps), plan.restarts or (_NEVER,)
-      ),
+      sparsity.reset_state(adam, plan.restarts or (_NEVER,)),
+      *([] if scale_layers is None else [scale_layers]),
       optax.add_decayed_weights(plan.weight_decay, mask=matrices),
       optax.scale_by_learning_rate(plan.learning_rate),
   )
@@ -342,6 +351,8 @@ def create_optimizer(
     where: Any,
     key: jax.Array,
     adapter: AdapterConfig | None = None,
+    revival_warmup: int | None = None,
+    scale_layers: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the sparse optimizer of a config.
 
@@ -354,6 +365,8 @@ def create_optimizer(
     where: Selection of sparsified leaves, as `sparsify` takes it.
     key: Typed PRNG key of the masks.
     adapter: Adapters that AdamW trains in place of the weights; `None`: none.
+    revival_warmup: As for `adamw`; other optimizers ignore it.
+    scale_layers: As for `adamw`; other optimizers ignore it.
 
   Returns:
     The optimizer, as `adamw` returns it.
@@ -364,6 +377,7 @@ def create_optimizer(
   if isinstance(config, OptimizerConfig):
     return adamw(
         plan, where=where, key=key, adapter=adapter,
+        revival_warmup=revival_warmup, scale_layers=scale_layers,
         **dataclasses.asdict(config),
     )
   make = config.constructor(where)

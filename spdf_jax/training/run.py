@@ -19,6 +19,7 @@ import optax
 from spdf_jax import data
 from spdf_jax import files
 from spdf_jax import models
+from spdf_jax import sparsity
 from spdf_jax.sparsity import tracking
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.training import checkpoint_files
@@ -165,6 +166,7 @@ class Run:
         config, model, plan, corpus, task, sources, jax.jit(init),
         _workdir=None if workdir is None else pathlib.Path(workdir),
     )
+    _ = run._width_multiplier  # Checks the base width.
     _ = run.batch_at  # Checks that the data suffices for the plan.
     _ = run.sparse_steps  # Checks the environment of the native kernels.
     if not planning:
@@ -376,10 +378,31 @@ class Run:
   def _optimizer_of(
       self, plan: Plan
   ) -> optax.GradientTransformationExtraArgs:
+    found = self.config.parameterization
     return optimizers.create_optimizer(
         self.config.optimizer, plan, where=self.where, key=self._key(_MASKS),
         adapter=self.config.adapter,
+        revival_warmup=self.config.revival_warmup,
+        scale_layers=found and sparsity.scale_by_density(
+            found.base_density, width_multiplier=self._width_multiplier,
+            where=self.where,
+        ),
     )
+
+  @property
+  def _width_multiplier(self) -> float:
+    found = self.config.parameterization
+    return found.width_multiplier(self.model.config.d_model) if found else 1.0
+
+  def _scale_init(self, state: TrainState) -> TrainState:
+    """Scales initial weights as the parameterization needs."""
+    found = self.config.parameterization
+    if found is None:
+      return state
+    return dataclasses.replace(state, params=sparsity.scale_init(
+        state.params, sparsity.get_mask(state.opt_state), found.base_density,
+        width_multiplier=self._width_multiplier, where=self.where,
+    ))
 
   def _key(self, use: int) -> jax.Array:
     return jax.random.fold_in(jax.random.key(self.config.seed), use)
@@ -405,14 +428,14 @@ class Run:
   @property
   def _first_state(self) -> Callable[[], TrainState]:
     optimizer = self.optimizer  # Created here, not while the state is traced.
-    return lambda: create_state(
+    return lambda: self._scale_init(create_state(
         self.init_params(), optimizer, self._first_loss_scale
-    )
+    ))
 
   def create_state(self) -> TrainState:
     """Creates the state at step 0, sharded from the start."""
     if self.plan.phases[0].initial_mask:
-      return self.state_from(self.init_params())
+      return self._scale_init(self.state_from(self.init_params()))
     return jax.jit(self._first_state, out_shardings=self._shardings)()
 
   def state_from(self, params: PyTree) -> TrainState:

@@ -154,6 +154,104 @@ class OptimizerConfig:
     return {'name': 'adamw', **dataclasses.asdict(self)}
 
 
+PARAMETERIZATIONS = ('standard', 'mup', 'sparse-mup')
+"""Parameterizations by name; the standard one is `None` in a run's config."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameterization:
+  """How initial weights, learning rates and the model follow its size.
+
+  The rates and the initial weights of hidden matrices are divided by the width
+  and, with `sparse-mup`, by the density over those of a base model, see
+  `sparsity.scale_by_density`; attention scores by the head size.
+
+  Attributes:
+    name: `mup` or `sparse-mup`.
+    base_width: `d_model` of the model for which the rates were tuned.
+    base_density: Density at which they were tuned, for `sparse-mup`; `None` for
+      `mup`.
+    embeddings_scale: Factor of the embeddings.
+    logits_scale: Factor of the logits at the base width; it falls with 1 /
+      width.
+
+  Raises:
+    ValueError: a number is missing or out of its range.
+
+  References:
+    Dey et al., `Sparse maximal update parameterization
+    <https://arxiv.org/abs/2405.15743>`_, 2024, table 1
+  """
+
+  name: str
+  base_width: int
+  base_density: float | None
+  embeddings_scale: float
+  logits_scale: float
+
+  def __post_init__(self):
+    check_counts(self, 'parameterization.', ('base_width',))
+    for name in ('embeddings_scale', 'logits_scale'):
+      if not getattr(self, name) > 0:
+        raise ValueError(
+            f'parameterization.{name} is {getattr(self, name)}; it must be '
+            'positive.'
+        )
+    density = self.base_density
+    if self.name == 'mup' and density is not None:
+      raise ValueError(
+          f"parameterization.base_density is {density}, but 'mup' does not "
+          "follow the density; remove it, or use 'sparse-mup'."
+      )
+    if self.name == 'sparse-mup' and not 0 < (density or 0) <= 1:
+      raise ValueError(
+          f"parameterization.base_density is {density}, but 'sparse-mup' needs "
+          'the density at which the learning rate was tuned; set it to 1.0 for '
+          'that of a dense model.'
+      )
+
+  def width_multiplier(self, d_model: int) -> float:
+    """Returns the width over the base width.
+
+    Raises:
+      ValueError: the base width is above the width.
+    """
+    if self.base_width > d_model:
+      raise ValueError(
+          f'parameterization.base_width is {self.base_width}, above the width '
+          f'of the model, {d_model}; give the width of a smaller model, for '
+          'which the learning rate was tuned.'
+      )
+    return d_model / self.base_width
+
+  def apply_to(self, model: ModelConfig) -> ModelConfig:
+    """Returns a model with the multipliers of the forward pass.
+
+    A user's own model is returned as it is.
+
+    Raises:
+      ValueError: the base width is above the width, or the model states other
+        multipliers.
+    """
+    if isinstance(model.sizes, OwnSizes):
+      return model
+    multiplier = self.width_multiplier(model.sizes.d_model)
+    fields: dict[str, Any] = dict(
+        embeddings_scale=self.embeddings_scale,
+        logits_scale=self.logits_scale / multiplier,
+        attention_by_size=True,
+    )
+    for name, value in fields.items():
+      found = getattr(model.sizes, name)
+      if found not in (value, getattr(models.DecoderConfig, name)):
+        raise ValueError(
+            f'model.{name} is {found}, but parameterization {self.name!r} '
+            'sets it; remove it, and use the fields of parameterization.'
+        )
+    sizes = dataclasses.replace(model.sizes, **fields)
+    return dataclasses.replace(model, sizes=sizes)
+
+
 @dataclasses.dataclass(frozen=True)
 class AdapterConfig:
   """Low-rank adapters of the hidden matrices, see `sparsity.lora`.
