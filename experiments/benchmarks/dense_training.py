@@ -4,6 +4,8 @@ The code contains no masks. Losses, metrics and schedules are those of
 `spdf_jax.training`.
 """
 
+from collections.abc import Callable
+
 import jax
 import optax
 
@@ -13,12 +15,20 @@ from spdf_jax.training import optimizers
 
 
 def adamw(
-    plan: training.Plan, *, b1: float, b2: float, eps: float, clip_norm: float
+    plan: training.Plan,
+    *,
+    b1: float,
+    b2: float,
+    eps: float,
+    clip_norm: float,
+    wrap: Callable[
+        [optax.GradientTransformation], optax.GradientTransformation
+    ] = lambda adam: adam,
 ) -> optax.GradientTransformation:
-  """Builds AdamW with the plan's schedules from optax transformations."""
+  """Builds AdamW with the plan's schedules; `wrap` changes its Adam."""
   return optax.chain(
       optax.clip_by_global_norm(clip_norm),
-      optax.scale_by_adam(b1, b2, eps),
+      wrap(optax.scale_by_adam(b1, b2, eps)),
       optax.add_decayed_weights(plan.weight_decay, mask=optimizers.matrices),
       optax.scale_by_learning_rate(plan.learning_rate),
   )

@@ -8,7 +8,8 @@ counters in its state.
 
 Targets: between updates the optimizer alone takes at most 1.25 of the time of
 the dense one and the train step at most 1.02; on an update the train step takes
-at most 1.25. The optimizer's program has scratch of at most 0.65 of its state
+at most 1.25. Rates by density and ages, which take a power per weight, have no
+such target. The optimizer's program has scratch of at most 0.65 of its state
 beyond the dense one's, and no copy of the state. A run compiles once.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from experiments.benchmarks import compiled
 from experiments.benchmarks import dense_training
@@ -53,7 +55,18 @@ ALGORITHMS = {
     'rigl': spdf.rigl(small_gpts.SPARSITY, **_TIMES),
     'granet': spdf.granet(_RISING, **_TIMES),
     'iterative': spdf.iterative([spdf.Round(50), spdf.Round(50, 0.25)]),
+    'static, by density': spdf.static(small_gpts.SPARSITY),
+    'static, with age': spdf.static(small_gpts.SPARSITY),
 }
+_WRAPS = {
+    'static, by density': lambda adam: optax.chain(
+        adam, spdf.scale_by_density(1.0, where=models.sparsifiable)
+    ),
+    'static, with age': functools.partial(
+        spdf.with_age, where=models.sparsifiable
+    ),
+}
+"""Changes of Adam in these rows, which have no targets of time."""
 _WARMUPS = 2
 _LARGEST_OPTIMIZER_RATIO = 1.25
 _LARGEST_STEP_RATIO = 1.02
@@ -101,7 +114,12 @@ def measure_case(
   subject = small_gpts.create_subject(case, rng)
   chain = dense_training.adamw(subject.plan, **subject.settings)
   optimizers = {'dense': chain} | {
-      name: spdf.sparsify(chain, algorithm, where=models.sparsifiable, key=0)
+      name: spdf.sparsify(
+          dense_training.adamw(
+              subject.plan, **subject.settings, wrap=_WRAPS[name]
+          ) if name in _WRAPS else chain,
+          algorithm, where=models.sparsifiable, key=0,
+      )
       for name, algorithm in algorithms.items()
   }
 
@@ -119,6 +137,11 @@ def measure_case(
         f'{name} optimizer: compilations of a run',
         compiled.count_compilations(program, _STEPS),
         target=1,
+    )
+    yield measuring.counted_row(
+        case.name, f'{name} optimizer: state / dense',
+        compiled.tree_bytes(program.state.opt_state)
+        / compiled.tree_bytes(programs['dense'].state.opt_state),
     )
   targets = {BETWEEN: _LARGEST_OPTIMIZER_RATIO, UPDATE: None}
   yield from _time_rows(
@@ -187,7 +210,7 @@ def _time_rows(
           f'{name} {kind}, {when} / dense, {clock}',
           seconds[i] / seconds[0],
           rng,
-          target=targets[count],
+          target=None if name in _WRAPS else targets[count],
       )
 
 
