@@ -136,3 +136,11 @@ def test_other_multipliers_of_the_model_and_a_negative_warmup_are_refused():
     make_config(parameterization=SPARSE, model__logits_scale=0.1)
   with pytest.raises(ValueError, match='revival_warmup is -1; give 0 or more'):
     make_config(revival_warmup=-1)
+
+
+@pytest.mark.parametrize('changes', [
+    dict(parameterization=SPARSE), dict(revival_warmup=3),
+])
+def test_adapters_beside_what_follows_masks_are_refused(changes):
+  with pytest.raises(ValueError, match='adapter.rank is 2, whose factors have'):
+    make_config(adapter=dict(rank=2, scale=2.0), **changes)

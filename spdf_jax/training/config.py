@@ -136,13 +136,19 @@ class RunConfig:
       raise ValueError(
           f'revival_warmup is {self.revival_warmup}; give 0 or more.'
       )
-    if isinstance(self.optimizer, NamedOptimizer):
-      for name in ('parameterization', 'revival_warmup'):
-        if getattr(self, name) is not None:
-          raise ValueError(
-              f'{name} is set, which needs AdamW, and the optimizer is '
-              f"{self.optimizer.name!r}; use 'adamw', or leave {name} out."
-          )
+    for name in ('parameterization', 'revival_warmup'):
+      if getattr(self, name) is None:
+        continue
+      if isinstance(self.optimizer, NamedOptimizer):
+        raise ValueError(
+            f'{name} is set, which needs AdamW, and the optimizer is '
+            f"{self.optimizer.name!r}; use 'adamw', or leave {name} out."
+        )
+      if self.adapter is not None:
+        raise ValueError(
+            f'{name} is set, which follows masks, and adapter.rank is '
+            f'{self.adapter.rank}, whose factors have none; leave one out.'
+        )
     self._check_features()
     check_order(self.phases)
     for phase in self.phases:
