@@ -187,6 +187,41 @@ BATCHES = textwrap.dedent('''
 ''')
 
 
+ADAPTERS = textwrap.dedent('''
+    w = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    w[:, ::2] = 0
+    tx = spdf.sparsify(
+        spdf.lora(optax.adam(0.1), 2, key=0),
+        spdf.static(0.5, init='nonzero'), key=0,
+    )
+
+    @jax.jit
+    def train(params):
+      state = tx.init(params)
+      for _ in range(3):
+        grads = {'w': jnp.cos(params['w'])}
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+      adapters = spdf.create_adapters(jax.random.key(0), params, 2)
+      merged = spdf.merge_adapters(params, adapters, spdf.get_mask(state))
+      return params['w'], merged['w']
+
+    expected = train({'w': w})
+    found = {}
+    for axes in ('Auto', 'Explicit'):
+      mesh = jax.make_mesh((4, 2), ('a', 'b'), (getattr(AxisType, axes),) * 2)
+      sharding = NamedSharding(mesh, P('a', 'b'))
+      with jax.set_mesh(mesh):
+        trained = train({'w': jax.device_put(w, sharding)})
+      found[axes] = all(
+          np.allclose(x, y, atol=1e-6) and bool(((x == 0) == (w == 0)).all())
+          and x.sharding.spec == P('a', 'b')
+          for x, y in zip(trained, expected)
+      )
+    print(json.dumps(found))
+''')
+
+
 @functools.cache
 def run(name, script=UPDATES):
   # What is sent, and held, is settled before the last stage of compilation.
@@ -244,3 +279,8 @@ def test_growth_uses_the_gradients_of_the_whole_batch():
 
 def test_the_default_mesh_works_without_jit():
   assert run('rigl', BATCHES)['eager']
+
+
+@pytest.mark.parametrize('axes', ['Auto', 'Explicit'])
+def test_adapters_of_sharded_matrices_train_as_on_one_device(axes):
+  assert run('adapters', ADAPTERS)[axes]

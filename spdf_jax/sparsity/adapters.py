@@ -118,7 +118,13 @@ def merge_adapters(
   """
   axes = selection.select(_selector(where), params)
   _check(params, adapters, axes)
-  changes = _changes(adapters, params, axes, scale)
+  changes_of = functools.partial(
+      _changes, shapes=jax.eval_shape(lambda x: x, params), axes=axes,
+      scale=scale,
+  )
+  changes = trees.auto_axes(
+      changes_of, selection.selected(params, params, axes)
+  )(adapters)
   if mask is not None:
     changes = masks.apply_mask(changes, mask)
   return jax.tree.map(
@@ -202,18 +208,33 @@ def lora(
           'lora needs params: call tx.update(grads, opt_state, params).'
       )
     axes = selection.select(where, params)
-    changes = functools.partial(
-        _changes, params=params, axes=axes, scale=scale
-    )
-    old, pull_back = jax.vjp(changes, state.adapters)
-    grads, = pull_back(selection.selected(updates, params, axes))
+    chosen = selection.selected(updates, params, axes)
+    shapes = jax.eval_shape(lambda x: x, params)
+
+    def gradients(adapters, chosen):
+      grads = selection.to_layers(chosen, shapes, axes)
+      return jax.tree.map(
+          lambda x, g: None if x is None else Adapter(
+              scale * jnp.matmul(g, x.b.mT), scale * jnp.matmul(x.a.mT, g)
+          ),
+          adapters, grads, is_leaf=_is_adapter,
+      )
+
+    def differences(new, old):
+      changes = functools.partial(
+          _changes, shapes=shapes, axes=axes, scale=scale
+      )
+      return jax.tree.map(jnp.subtract, changes(new), changes(old))
+
     steps, inner_state = inner.update(
-        grads, state.inner_state, state.adapters, **extra_args
+        trees.auto_axes(gradients, state.adapters)(state.adapters, chosen),
+        state.inner_state, state.adapters, **extra_args,
     )
     adapters = optax.apply_updates(state.adapters, steps)
+    found = trees.auto_axes(differences, chosen)(adapters, state.adapters)
     updates = jax.tree.map(
-        lambda n, o, p: jnp.zeros_like(p) if n is None else n - o,
-        changes(adapters), old, params, is_leaf=lambda x: x is None,
+        lambda change, p: jnp.zeros_like(p) if change is None else change,
+        found, params, is_leaf=lambda x: x is None,
     )
     return updates, LoraState(adapters, inner_state)
 
@@ -225,14 +246,14 @@ def _selector(where: Where | None) -> Where:
 
 
 def _changes(
-    adapters: PyTree, params: PyTree, axes: list[Any], scale: float
+    adapters: PyTree, *, shapes: PyTree, axes: list[Any], scale: float
 ) -> PyTree:
   """Returns the changes of the selected matrices, `None` for other leaves."""
   products = jax.tree.map(
       lambda x: None if x is None else scale * jnp.matmul(x.a, x.b),
       adapters, is_leaf=_is_adapter,
   )
-  return selection.from_layers(products, params, axes)
+  return selection.from_layers(products, shapes, axes)
 
 
 def _check(params: PyTree, adapters: PyTree, axes: list[Any]) -> None:
