@@ -54,9 +54,9 @@ def sparsify(
   with parameters :math:`p_t`, gradients :math:`g_t` and the state :math:`s_t`
   of `inner`, of which leaves like the parameters (moments, averages) are
   masked. So :math:`p_t + \Delta p_t` is exactly zero off the mask for any inner
-  optimizer, and the moments of a weight that is revived are zero. An inner
-  optimizer may add noise to gradients before their momentum; the moments of a
-  revived weight then are those of one step.
+  optimizer, and the moments of a weight that is revived are zero; `with_age`
+  corrects their bias. An inner optimizer may add noise to gradients before
+  their momentum; the moments of a revived weight then are those of one step.
 
   `sparsify` must be the last transformation that changes updates. Around it,
   these make pruned weights nonzero, and belong inside: `optax.chain` with a
