@@ -41,8 +41,8 @@ constexpr int64_t kShapes[][2] = {
 };
 constexpr int kRounds = 5;
 
-enum class Pattern { kFull, kHalf, kTenth, kFew, kEmpty, kSkewed };
-constexpr int kPatterns = 6;
+enum class Pattern { kFull, kHalf, kTenth, kFew, kEmpty, kSkewed, kBlocks };
+constexpr int kPatterns = 6;  // Those of matrices of any size.
 
 enum class Gradient { kSame, kSameButOtherBytes, kOther, kFull, kEmpty };
 constexpr int kGradients = 5;
@@ -161,6 +161,8 @@ bool Keeps(const Case& c, Pattern pattern, int64_t i, int64_t j) {
       return !hole && u < 0.04;
     case Pattern::kEmpty:
       return false;
+    case Pattern::kBlocks:
+      return (i / 32 * 5 + j / 32 * 7 + c.tokens) % 3 == 0;
     case Pattern::kSkewed:
       return j == c.outputs / 2 || (!hole && u < 0.03);
   }
@@ -553,7 +555,8 @@ int main() {
   }
   std::vector<const spdf::Kernels<Bfloat16>*> bfloat16;
   if (spdf::FindKernels<Bfloat16>()) {
-    bfloat16.push_back(spdf::FindKernels<Bfloat16>());
+    bfloat16 = {&spdf::kAvx512bf16, &spdf::kBlocks};
+    if (!std::strcmp(spdf::MatrixUnit(), "amx")) bfloat16.push_back(&spdf::kAmx);
   }
   std::vector<Case> cases;
   for (int round = 0; round < kRounds; ++round) {
@@ -582,6 +585,17 @@ int main() {
       cases.push_back({8500, inputs, outputs, Pattern::kHalf, Gradient::kSame,
                        false, true});
     }
+  }
+  // Masks of whole blocks, with every number of tokens in the last one, and
+  // with more tokens than are summed at once.
+  for (Pattern pattern : {Pattern::kBlocks, Pattern::kFull, Pattern::kEmpty}) {
+    for (int64_t tokens = 1; tokens <= 34; ++tokens) {
+      const auto gradient = static_cast<Gradient>(tokens % kGradients);
+      cases.push_back({tokens, 64, 96, pattern, gradient, tokens % 4 == 0,
+                       tokens % 2 == 0});
+    }
+    cases.push_back({300, 160, 32, pattern, Gradient::kSame, true, true});
+    cases.push_back({1100, 64, 64, pattern, Gradient::kSame, false, true});
   }
   for (const Case& c : cases) {
     Test(c, floats);

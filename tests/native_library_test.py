@@ -307,3 +307,30 @@ def test_a_compiler_that_knows_no_bfloat16_builds_the_other_kernels(
   out, err, status = run(code, tmp_path / 'cache', CXX=old, SPDF_NATIVE=1)
   assert (out.splitlines()[1], status) == ('False', 0), err
   assert 'a compiler that supports it' in err
+
+
+@pytest.mark.process
+@needs_compiler
+@pytest.mark.parametrize('reason', ['refused', 'not compiled'])
+def test_tiles_that_cannot_be_used_are_logged_once(
+    quick_compiler, tmp_path, reason
+):
+  if not native.is_available('bfloat16'):
+    pytest.skip('there are no kernels of bfloat16 here')
+  fails = 'case "$*" in *-mamx*) echo "error: no AMX" >&2; exit 1;; esac; '
+  compiler = write_script(tmp_path / 'compiler', (
+      f'{fails if reason == "not compiled" else ""}exec {quick_compiler} '
+      f'-DSPDF_TILES_PERMITTED={int(reason != "refused")} "$@"'
+  ))
+  code = MULTIPLY.replace('DTYPE', '"bfloat16"').replace(
+      'native.is_available()', 'native.has_matrix_unit()'
+  ).replace('w > 0.5', 'w < 9').replace('(9, 40)', '(9, 32)').replace(
+      '(40, 30)', '(32, 32)'
+  ) + 'print(native.has_matrix_unit(), native.kernels("bfloat16"))'
+  out, err, status = run(code, tmp_path / 'cache', CXX=compiler)
+  assert (out.splitlines()[-1], status) == ('False avx512bf16', 0), err
+  (warning,) = [line for line in err.splitlines() if 'AMX' in line]
+  assert {
+      'refused': 'the operating system refused its registers',
+      'not compiled': 'install g++ 11 or later',
+  }[reason] in warning

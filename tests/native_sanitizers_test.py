@@ -13,6 +13,10 @@ FLAGS = (
     '-fsanitize=address,undefined', '-fno-sanitize-recover=all', '-g', '-O1',
 )
 DRIVER = pathlib.Path(__file__).parent / 'kernels_test.cc'
+EMULATION = [
+    '-DSPDF_TILES_PERMITTED=1',
+    f'-DSPDF_EMULATED_TILES="{DRIVER.with_name("emulated_tiles.h")}"',
+]
 SECONDS = 300  # of patience for one process, on a busy machine.
 
 
@@ -51,10 +55,12 @@ def test_kernels_agree_with_naive_sums_under_sanitizers(tmp_path):
   names = tuple(library.buildable())
   objects = [tmp_path / f'{name}.o' for name in names]
   for name, made in zip(names, objects):
-    check([*library.kernels_command(compiler, name, made), *FLAGS])
+    check([
+        *library.kernels_command(compiler, name, made), *FLAGS, *EMULATION,
+    ])
   driver = tmp_path / 'kernels_test'
   check([
-      compiler, '-std=c++17', *FLAGS, '-pthread',
+      compiler, '-std=c++17', *FLAGS, *EMULATION, '-pthread',
       f'-I{library.SOURCES}', str(DRIVER), *map(str, objects),
       '-o', str(driver),
   ])

@@ -19,7 +19,11 @@ from spdf_jax.accelerator.native import library
 
 # Tolerance relative to the largest result, in addition to its rounding.
 _LARGEST_ERROR = 2e-6
-_SHAPES = ((1, 1, 1), (33, 65, 17), (300, 257, 513), (128, 600, 64))
+# Tokens, inputs, outputs, and the side of the mask's blocks.
+_SHAPES = (
+    (1, 1, 1, 1), (33, 65, 17, 1), (300, 257, 513, 1), (128, 600, 64, 1),
+    (65, 320, 96, 32),
+)
 _SPARSITIES = (0.0, 0.5, 0.9, 1.0)
 
 
@@ -34,6 +38,7 @@ def main() -> int:
   print(f'library  {path}')
   print(f'kernels  {", ".join(library.KERNELS)}')
   print(f'threads  {len(os.sched_getaffinity(0))}')
+  print(f'matrix   {"AMX" if library.has_matrix_unit() else "no unit is used"}')
   works = True
   for dtype in library.DTYPES:
     try:
@@ -66,12 +71,13 @@ def largest_error(dtype: str = 'float32') -> float:
   draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)
   rounding = 0 if dtype == 'float32' else float(jnp.finfo(dtype).eps) / 2
   errors = []
-  for tokens, inputs, outputs in _SHAPES:
+  for tokens, inputs, outputs, side in _SHAPES:
     for sparsity in _SPARSITIES:
       x, w, dy = draw(tokens, inputs), draw(inputs, outputs), draw(
           tokens, outputs
       )
-      mask = rng.random(w.shape) >= sparsity
+      mask = rng.random((inputs // side, outputs // side)) >= sparsity
+      mask = np.kron(mask, np.ones((side, side), bool))
       f = lambda x, w, mask=mask: primitives.sparse_matmul(
           x, w, mask, lowering=lowerings.NATIVE
       )

@@ -35,8 +35,9 @@ TARGETS = (
 DTYPES = ('float32', 'bfloat16')
 """Names of the dtypes with kernels."""
 
-# Functions that return the name of the kernels for this processor.
-_NAMES = ('spdf_kernels', 'spdf_bfloat16_kernels')
+# Functions that return the name of the kernels for this processor, or of its
+# matrix unit.
+_NAMES = ('spdf_kernels', 'spdf_bfloat16_kernels', 'spdf_matrix_unit')
 _DAY = 24 * 60 * 60  # Seconds.
 
 SOURCES = pathlib.Path(__file__).parent / 'csrc'
@@ -53,8 +54,16 @@ KERNELS = {
         '-mprefer-vector-width=512',
     ),
 }
-# Compiler flags of the bfloat16 kernels, which include those of AVX-512.
-_BFLOAT16 = {'avx512bf16': (*KERNELS['avx512'], '-mavx512bf16')}
+# Compiler flags of the bfloat16 kernels, which include those of AVX-512; a
+# compiler may not support them.
+_VECTORS = (*KERNELS['avx512'], '-mavx512bf16')
+# Those of block masks, by the header that multiplies blocks.
+_BLOCKS = {'blocks': 'blocks_vector.h', 'amx': 'blocks_amx.h'}
+_OPTIONAL = {
+    'avx512bf16': _VECTORS,
+    'blocks': _VECTORS,
+    'amx': (*_VECTORS, '-mamx-tile', '-mamx-bf16'),
+}
 
 
 class Unavailable(RuntimeError):
@@ -191,6 +200,29 @@ def kernels(dtype: Any = 'float32') -> str:
   return name.decode()
 
 
+def has_matrix_unit() -> bool:
+  """Returns whether products with block masks use a matrix unit.
+
+  Matrix units multiply bfloat16, by masks of whole 32 x 32 blocks: Intel's AMX.
+  If the processor has one that cannot be used, the log has the reason, once,
+  and vector kernels are used. The first call of a process builds and loads the
+  kernels.
+
+  Returns:
+    Whether there is one that can be used.
+
+  Example:
+    >>> has_matrix_unit() <= is_available('bfloat16')
+    True
+  """
+  if not is_available('bfloat16'):
+    return False
+  unit = load().spdf_matrix_unit().decode()
+  if unit not in ('', 'amx'):
+    _warn_once(unit)
+  return unit == 'amx'
+
+
 def build() -> pathlib.Path:
   """Builds the library, unless it is in the cache.
 
@@ -285,7 +317,7 @@ def _key(compiler: str) -> str:
 def buildable() -> dict[str, tuple[str, ...]]:
   """Returns compiler flags of kernels for this machine, by their name."""
   if platform.machine() in ('x86_64', 'AMD64'):
-    return KERNELS | _BFLOAT16
+    return KERNELS | _OPTIONAL
   return {'portable': KERNELS['portable']}
 
 
@@ -293,12 +325,18 @@ def kernels_command(
     compiler: str, name: str, made: pathlib.Path
 ) -> list[str]:
   """Returns the command that compiles the kernels with the given name."""
-  element = 'bfloat16' if name in _BFLOAT16 else 'float32'
+  if name in _BLOCKS:
+    source, simd, kernels_name = 'blocks.cc', 'avx512bf16', 'avx512bf16'
+    header = f'-DSPDF_PRODUCTS="{_BLOCKS[name]}"'
+  else:
+    source, simd, kernels_name = 'kernels.cc', name, name
+    element = 'bfloat16' if name in _OPTIONAL else 'float32'
+    header = f'-DSPDF_ELEMENT="{element}.h"'
   return [
       compiler, *_COMMON, *buildable()[name],
-      f'-DSPDF_KERNELS=k{name.capitalize()}', f'-DSPDF_NAME="{name}"',
-      f'-DSPDF_SIMD="simd_{name}.h"', f'-DSPDF_ELEMENT="{element}.h"', '-c',
-      str(SOURCES / 'kernels.cc'), '-o', str(made),
+      f'-DSPDF_KERNELS=k{name.capitalize()}', f'-DSPDF_NAME="{kernels_name}"',
+      f'-DSPDF_SIMD="simd_{simd}.h"', header, '-c', str(SOURCES / source),
+      '-o', str(made),
   ]
 
 
@@ -313,7 +351,7 @@ def _compile(compiler: str, work: pathlib.Path, made: pathlib.Path) -> None:
     try:
       _run(kernels_command(compiler, name, made_of_name))
     except Unavailable:
-      if name not in _BFLOAT16:
+      if name not in _OPTIONAL:
         raise
     else:
       objects.append(made_of_name)

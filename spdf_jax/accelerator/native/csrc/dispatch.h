@@ -7,6 +7,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace spdf {
@@ -36,6 +38,37 @@ inline const Kernels<float>* FindKernels(const char* name) {
   return wanted(kPortable) ? &kPortable : nullptr;
 }
 
+// Returns "amx" if tiles are used, "" if the processor has none, or else the
+// reason. The operating system grants tiles to a process that asks for them.
+inline const char* MatrixUnit() {
+#if defined(__x86_64__)
+#ifdef SPDF_TILES_PERMITTED  // In tests.
+  const bool exists = true, permitted = SPDF_TILES_PERMITTED;
+#else
+  constexpr unsigned kTilesAndBfloat16 = 1u << 24 | 1u << 22;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  unsigned a, b, c, d = 0;
+  const bool exists = __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+                      (d & kTilesAndBfloat16) == kTilesAndBfloat16;
+  static const bool permitted =
+      exists && !syscall(SYS_arch_prctl, kRequestPermission, kTileData);
+#endif
+  if (!exists) return "";
+  if (&kAmx == nullptr) {
+    return "AMX is not used: the compiler does not support it; install g++ 11 "
+           "or later, or set the environment variable CXX to its path.";
+  }
+  if (!permitted) {
+    return "AMX is not used: the operating system refused its registers "
+           "(arch_prctl); use Linux 5.16 or later, or allow the call in the "
+           "container.";
+  }
+  return "amx";
+#else
+  return "";
+#endif
+}
+
 // The kernels for bfloat16 are used together with the AVX-512 ones for floats.
 template <>
 inline const Kernels<Bfloat16>* FindKernels(const char* name) {
@@ -46,7 +79,7 @@ inline const Kernels<Bfloat16>* FindKernels(const char* name) {
   unsigned a = 0, b, c, d;
   const bool runs = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
   if (runs && floats == &kAvx512 && &kAvx512bf16 != nullptr) {
-    return &kAvx512bf16;
+    return std::strcmp(MatrixUnit(), "amx") ? &kBlocks : &kAmx;
   }
 #endif
   static_cast<void>(name);

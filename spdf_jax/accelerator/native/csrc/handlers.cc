@@ -341,3 +341,5 @@ extern "C" const char* spdf_bfloat16_kernels() {
   const auto* kernels = FindKernels<spdf::Bfloat16>();
   return kernels ? kernels->name : nullptr;
 }
+
+extern "C" const char* spdf_matrix_unit() { return spdf::MatrixUnit(); }

@@ -45,7 +45,7 @@ class Team {
   }
 
  private:
-  static constexpr int64_t kLoops = 4;
+  static constexpr int64_t kLoops = 32;
 
   struct Loop {
     int64_t n = 0;
