@@ -149,6 +149,8 @@ def test_products_of_block_masks_are_numpys_within_derived_bounds(seed):
 def test_products_of_500_block_masks_are_numpys_within_derived_bounds():
   for seed in range(100, 600):
     check(Draw(seed))
+    if seed % 50 == 0:
+      jax.clear_caches()  # Every draw compiles programs.
 
 
 # Gradients of more than 1,024 tokens are summed in parts.
@@ -177,14 +179,14 @@ def test_sums_have_one_order_whether_packed_or_alone():
     np.testing.assert_array_equal(found[0][:draw.mask.sum()], dw[draw.mask])
 
 
-@pytest.mark.parametrize('of', ['mask', 'gradient'])
-def test_one_entry_off_a_block_is_pruned_alone(of):
-  draw = draw_for_order(40)
-  mask, grad_mask = draw.mask.copy(), draw.mask.copy()
-  changed = mask if of == 'mask' else grad_mask
-  place = tuple(np.argwhere(changed)[-1])
-  changed[place] = False
-  draw.mask, draw.grad_mask = mask, grad_mask
+def test_an_entry_a_row_or_a_column_off_a_block_is_pruned_alone():
+  draw = Draw(10, tokens=40, stack=6)
+  draw.grad_mask = draw.mask.copy()
+  for i, mask in enumerate([*draw.mask[:3], *draw.grad_mask[3:]]):
+    row, column = np.argwhere(mask)[-1] // SIDE * SIDE
+    block = mask[row:row + SIDE, column:column + SIDE]
+    off = (slice(5, 6), slice(7, 8)), (slice(5, 6),), (slice(None), slice(7, 8))
+    block[off[i % 3]] = False
   check(draw)
 
 
@@ -252,7 +254,7 @@ def test_tiles_compute_what_numpy_does_within_derived_bounds(emulating):
 @pytest.mark.slow
 def test_tiles_compute_500_draws_within_derived_bounds(emulating):
   code = 'import native_blocks_test as test; test.check_emulated(range({}, {}))'
-  for first in range(100, 600, 100):
+  for first in range(100, 600, 50):
     assert 'emulated' in start_child(
-        code.format(first, first + 100), **emulating
+        code.format(first, first + 50), **emulating
     )
