@@ -55,7 +55,7 @@ void LoadConfig(const void* from) {
     uint16_t row_bytes;
     std::memcpy(&row_bytes, bytes + 16 + 2 * i, sizeof row_bytes);
     const uint8_t rows = bytes[48 + i];
-    Require(rows <= kMostRows && row_bytes <= kMostBytes, "a tile is too large");
+    Require(rows <= kMostRows && row_bytes <= kMostBytes, "tile too large");
     tiles[i].rows = rows;
     tiles[i].row_bytes = row_bytes;
   }

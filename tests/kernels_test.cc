@@ -558,7 +558,9 @@ int main() {
   if (spdf::FindKernels<Bfloat16>()) {
     bfloat16 = {&spdf::kAvx512bf16};
     of_blocks = {&spdf::kAvx512bf16, &spdf::kBlocks};
-    if (!std::strcmp(spdf::MatrixUnit(), "amx")) of_blocks.push_back(&spdf::kAmx);
+    if (!std::strcmp(spdf::MatrixUnit(), "amx")) {
+      of_blocks.push_back(&spdf::kAmx);
+    }
   }
   std::vector<Case> cases;
   for (int round = 0; round < kRounds; ++round) {

@@ -2,13 +2,15 @@
 """The native kernels as a lowering of the sparse primitives on CPU.
 
 They support float32, and bfloat16 on processors that multiply it, with float32
-accumulation; with several devices only inside `jax.shard_map`, where each shard
-calls them. Everything else falls back to the reference. Masks and weights are
-arrays or packed, and every call lists the kept weights again, so a new mask
-needs no recompilation. Results differ from the reference in three ways: the
-order of summation (about 1e-6 relative), which is fixed for a given number of
-threads; pruned weights are not multiplied, so an infinite input gives no NaN
-there; and bfloat16 values below 1e-38 are flushed to zero.
+accumulation. In bfloat16, masks of whole, aligned 32 x 32 blocks are found and
+multiplied block by block, on Intel's processors by the tiles of AMX. They run
+with several devices only inside `jax.shard_map`, where each shard calls them.
+Everything else falls back to the reference. Masks and weights are arrays or
+packed, and every call lists the kept weights again, so a new mask needs no
+recompilation. Results differ from the reference in three ways: the order of
+summation (about 1e-6 relative), which is fixed for a given number of threads;
+pruned weights are not multiplied, so an infinite input gives no NaN there; and
+bfloat16 values below 1e-38 are flushed to zero.
 """
 
 from typing import Any

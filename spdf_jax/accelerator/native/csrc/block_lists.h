@@ -30,6 +30,7 @@ struct BlockMask {
   std::vector<int32_t> starts;  // [rows + 1], first number of every row.
 
   int64_t Kept() const { return starts[rows]; }
+  int64_t Stored() const { return packed ? Kept() : rows * columns; }
   int32_t Number(int64_t r, int64_t c) const { return number[r * columns + c]; }
   Place Find(int64_t r, int64_t c) const {
     if (!packed) return {(r * columns * kSide + c) * kSide, columns * kSide};

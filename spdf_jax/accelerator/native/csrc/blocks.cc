@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "block_lists.h"
@@ -207,7 +208,7 @@ void Differentiate(const Workers& workers, const Element* x, const Element* dy,
   const Terms terms(dx ? *mask : BlockMask{0, 0, false, {}, {0}}, true);
   static thread_local Scratch weights_room, left_room, right_room, sums_room;
   Element* packed = weights_room.Get<Element>(terms.terms.size() * kBlock);
-  const bool past_dw = PassCaches(dw, inputs * outputs * kBlock);
+  const bool past_dw = PassCaches(dw, of_dw.Stored() * kBlock);
   workers.parallel_for(inputs, [&](int64_t r) {
     if (dx) PackWeights(*mask, terms, true, weights, r, packed);
     if (of_dw.packed) return;

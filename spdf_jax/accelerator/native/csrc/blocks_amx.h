@@ -21,6 +21,7 @@ class BlockProducts {
       uint16_t row_bytes[16] = {};
       uint8_t rows[16] = {};
     } config;
+    static_assert(sizeof config == 64);
     for (int i = 0; i < 8; ++i) {
       config.rows[i] = 16;
       config.row_bytes[i] = 64;

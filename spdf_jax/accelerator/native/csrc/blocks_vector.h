@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of blocks by vectors of pairs of bfloat16.
 #pragma once
+#include <cstring>
+
 #include "block_lists.h"
 #include SPDF_SIMD
 

@@ -27,7 +27,7 @@ class Team {
 
   // Runs f(0) ... f(n - 1) and returns when all have finished.
   void Run(int64_t n, const std::function<void(int64_t)>& f) {
-    if (size_ == 1 || (n == 1 && !started_) || begun_ == kLoops) {
+    if (size_ == 1 || (n <= 1 && !started_) || begun_ == kLoops) {
       for (int64_t i = 0; i < n; ++i) f(i);
       return;
     }
