@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+import tiny_run
 
 from spdf_jax import models
 from spdf_jax import training
@@ -51,12 +52,49 @@ def test_an_unknown_processor_is_measured_once(
 
   monkeypatch.setattr(crossovers, 'measure_crossover', measure)
   found = [crossovers.crossover('float32', 64, 4096) for _ in range(2)]
-  assert found == [0.8, 0.8] and measured == [('float32', 64, 1024)]
+  assert found == [0.8, 0.8] and measured == [
+      ('float32', 64, 1024, False)
+  ]
   assert 'Unheard' in caplog.text and 'above 80%' in caplog.text
   cache, = tmp_path.iterdir()
   cache.write_text('half')
   with pytest.raises(ValueError, match='delete it, so that the kernels are'):
     crossovers.crossover('float32', 64, 4096)
+
+
+def test_masks_of_blocks_are_measured_where_a_matrix_unit_multiplies_them(
+    on_processor, monkeypatch
+):
+  monkeypatch.setattr(crossovers, 'measure_crossover', lambda *args: 0.3)
+  monkeypatch.setattr(native, 'has_matrix_unit', lambda: True)
+  on_processor('GenuineIntel with AMX', 'avx512bf16')
+  found = [crossovers.crossover('bfloat16', 128, 64, b) for b in (True, False)]
+  assert found == [0.3, 0.95]
+  monkeypatch.setattr(native, 'has_matrix_unit', lambda: False)
+  assert crossovers.crossover('bfloat16', 128, 64, True) == 0.95
+
+
+@pytest.mark.parametrize('structure, wanted', [
+    (dict(structure='block', inputs=32, outputs=32), True),
+    (dict(structure='block', inputs=16, outputs=32), False),
+    ('unstructured', False), ('2:4', False),
+])
+def test_a_run_says_whether_its_masks_are_of_blocks(
+    structure, wanted, monkeypatch
+):
+  seen = []
+  monkeypatch.setattr(
+      training.matmul, 'sparse_steps',
+      lambda *args, in_blocks, **kwargs: seen.append(in_blocks),
+  )
+  sparsity = 0.5 if structure == '2:4' else 0.75
+  run = tiny_run.make_run(
+      model__d_model=64, model__d_ff=128,
+      phases__pretrain__algorithm=dict(
+          name='static', sparsity=sparsity, structure=structure
+      ),
+  )
+  assert run.storage == 'dense' and seen[-1] is wanted
 
 
 @pytest.mark.parametrize('slower, wanted', [

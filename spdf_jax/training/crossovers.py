@@ -35,6 +35,9 @@ Measured with whole steps of the quickstart, with AVX2 of width 768 too, and in
 bfloat16, whose dense products are faster than those of float32, of width 512.
 """
 
+BLOCK = 32
+"""Rows and columns of the blocks that kernels multiply as a whole."""
+
 NEVER = 1.0
 """The crossover of kernels that are faster at no sparsity."""
 
@@ -45,13 +48,16 @@ _REPEATS = 5
 _MOST_TOKENS = 1024
 
 
-def crossover(dtype: str, width: int, tokens: int) -> float:
+def crossover(
+    dtype: str, width: int, tokens: int, in_blocks: bool = False
+) -> float:
   """Returns the sparsity above which native kernels are faster here.
 
   Args:
     dtype: Dtype of the products, for which there are kernels.
     width: Width of the model.
     tokens: Tokens of a batch.
+    in_blocks: Whether masks consist of whole blocks, see `BLOCK`.
 
   Returns:
     The crossover: that of `MEASURED`, or of a measurement of seconds on a
@@ -59,20 +65,24 @@ def crossover(dtype: str, width: int, tokens: int) -> float:
   """
   kernels = native.kernels(dtype)
   vendor = bf16_matmul.processor()
-  if (vendor, kernels) in MEASURED:
+  # Matrix units multiply blocks otherwise than vector units; elsewhere the
+  # kernels of blocks are at least as fast as the others.
+  in_blocks &= dtype == 'bfloat16' and native.has_matrix_unit()
+  if (vendor, kernels) in MEASURED and not in_blocks:
     return MEASURED[vendor, kernels]
   tokens = min(tokens, _MOST_TOKENS)
   cache = library.build().with_name(
-      f'crossover-{vendor}-{kernels}-{width}-{tokens}.json'.replace(' ', '-')
+      f'crossover-{vendor}-{kernels}-{"blocks-" * in_blocks}{width}-{tokens}'
+      '.json'.replace(' ', '-')
   )
   if cache.exists():
     fix = 'delete it, so that the kernels are measured again'
     return files.read_object(cache, fix)['crossover']
-  found = measure_crossover(dtype, width, tokens)
+  found = measure_crossover(dtype, width, tokens, in_blocks)
   logger.info(
-      'Kernels %s on this processor (%s) are not known to be faster than dense '
-      'products: measured at width %d, %s; kept in %s.',
-      kernels, vendor, width,
+      'Kernels %s%s on this processor (%s) are not known to be faster than '
+      'dense products: measured at width %d, %s; kept in %s.',
+      kernels, ' of blocks' * in_blocks, vendor, width,
       'they never are' if found == NEVER else f'they are above {found:.0%}',
       cache,
   )
@@ -80,13 +90,16 @@ def crossover(dtype: str, width: int, tokens: int) -> float:
   return found
 
 
-def measure_crossover(dtype: Any, width: int, tokens: int) -> float:
+def measure_crossover(
+    dtype: Any, width: int, tokens: int, in_blocks: bool = False
+) -> float:
   """Measures a layer and its gradients at several sparsities, interleaved.
 
   Args:
     dtype: Dtype of the products.
     width: Number of inputs; there are four times as many outputs.
     tokens: Number of tokens.
+    in_blocks: Whether masks consist of blocks.
 
   Returns:
     The least sparsity from which on the kernels are faster, or `NEVER`.
@@ -108,8 +121,11 @@ def measure_crossover(dtype: Any, width: int, tokens: int) -> float:
           x, w, mask, lowering=native.NATIVE
       )
   )
+  side = BLOCK if in_blocks else 1
+  blocks = w.shape[0] // side, w.shape[1] // side
   masks = [
-      jax.random.bernoulli(keys[3], 1 - sparsity, w.shape)
+      jax.random.bernoulli(keys[3], 1 - sparsity, blocks)
+      .repeat(side, 0).repeat(side, 1)
       for sparsity in _SPARSITIES
   ]
   programs = [(dense, masks[0])] + [(sparse, mask) for mask in masks]

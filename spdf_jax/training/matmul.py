@@ -17,6 +17,7 @@ from spdf_jax.models import Model
 from spdf_jax.names import lookup
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.state import is_packed
+from spdf_jax.sparsity.structures import Structure
 from spdf_jax.training import crossovers
 
 PyTree = Any
@@ -43,7 +44,7 @@ class SparseSteps(NamedTuple):
 
 
 def sparse_steps(
-    matmul: str, model: Model, tokens: int
+    matmul: str, model: Model, tokens: int, in_blocks: bool = False
 ) -> SparseSteps | None:
   """Chooses the matrix products of training steps with sparse weights.
 
@@ -55,6 +56,7 @@ def sparse_steps(
       skip blocks of this size; `'wafer'`, which emulates a wafer, uses none.
     model: The model, whose `with_lowering` returns it with kernels.
     tokens: Batch size times length, the smallest of all batches.
+    in_blocks: Whether all masks consist of whole blocks, see `in_blocks`.
 
   Returns:
     A `SparseSteps`, the argument of `train_step`: the model with kernels and
@@ -88,8 +90,30 @@ def sparse_steps(
     return None
   crossover = 0.0
   if matmul == 'auto':
-    crossover = crossovers.crossover(dtype, model.config.d_model, tokens)
+    crossover = crossovers.crossover(
+        dtype, model.config.d_model, tokens, in_blocks
+    )
   return SparseSteps(with_kernels.apply, crossover)
+
+
+def in_blocks(structure: Structure, width: int) -> bool:
+  """Returns whether a structure consists of the blocks that kernels multiply.
+
+  Args:
+    structure: The structure of a mask.
+    width: Width of the model, a multiple of the size of the blocks.
+
+  Example:
+    >>> from spdf_jax.sparsity import structures
+    >>> [in_blocks(structures.block(n, n), 128) for n in (16, 32, 64)]
+    [False, True, True]
+  """
+  try:
+    layers, rows, columns = structure.unit_shape((1, width, width))
+  except ValueError:  # The structure does not divide the layer.
+    return False
+  sides = width // rows, width // columns
+  return layers == 1 and not any(side % crossovers.BLOCK for side in sides)
 
 
 def check_devices(matmul: str, devices: int) -> None:
