@@ -130,7 +130,7 @@ def test_other_arguments_are_refused(change, tokens, message):
 def test_weights_that_are_not_finite_are_named_by_their_layer():
   params = make_params(CONFIGS['gpt'])
   params['h_1']['ln_1']['scale'][0] = np.nan
-  with pytest.raises(ValueError, match='^h_1/attn/wd/kernel: the stat'):
+  with pytest.raises(ValueError, match='^h_1/mlp/wo/kernel: the stati'):
     prune(CONFIGS['gpt'], params, one_shot.wanda(), 0.5)
 
 
@@ -198,7 +198,7 @@ def test_masks_of_pruned_imports_travel_with_the_weights(directory):
     (('--prune=wanda:half',), "prune is 'wanda:half'; write METHOD:0.5, METHO"),
     (('--prune=wand:0.5',), "prune 'wand' is unknown; did you mean 'wanda'"),
     (('--prune=wanda:wte/*=0.5',), "the pattern 'wte/.', which matches none"),
-    (('--prune=wanda:2:5',), 'h_0/attn/wd/kernel: n_of_m.2, 5. needs a multi'),
+    (('--prune=wanda:2:5',), 'h_0/mlp/wo/kernel: n_of_m.2, 5. needs a multip'),
     (('--prune=wanda:0.5', '--calibration=none'), "calibration is 'none', wh"),
 ])
 def test_bad_input_is_one_sentence_and_writes_nothing(
