@@ -1,9 +1,8 @@
 """All fields of a config, with neutral values that other configs change.
 
-It has no phases: a config sets them by `common.set_phases`, each by what
-differs from `config.phase_defaults`. A flag then changes a field of all phases,
-`--config.phase_defaults.batch_size=16`, or of one,
-`--config.phases.pretrain.batch_size=16`.
+`common.set_phases` adds phases by what differs from `config.phase_defaults`. A
+flag then changes a field of all, `--config.phase_defaults.batch_size=16`, or of
+one phase, `--config.phases.pretrain.batch_size=16`.
 """
 
 import ml_collections
@@ -19,16 +18,14 @@ def get_config() -> ml_collections.ConfigDict:
       vocab_size=1024, max_length=128,  # tokenizer's or more; positions
       n_layers=placeholder(int), n_heads=placeholder(int),
       d_model=placeholder(int), d_ff=placeholder(int),
-      scan_layers=False,  # one compiled layer, scanned over: for deep models
-      remat='none',  # rematerialization: none, dots or full
+      scan_layers=False, remat='none',  # one compiled layer; none, dots, full
       dtype='float32', dropout=0.0,  # of the computation; rate in training
   )
   config.matmul = 'auto'  # native, dense, blocks-64, …, or auto: the faster
   config.storage = 'auto'  # dense; compact: kept values only; or the faster
   config.loss = dict(
       label_smoothing=0.0, z_loss=0.0, chunk=0,  # 0: all logits at once
-      # WORKDIR or WORKDIR@PHASE whose outputs are learned too; weight in (0, 1]
-      teacher='', temperature=1.0, teacher_weight=0.5,
+      teacher='', temperature=1.0, teacher_weight=0.5,  # WORKDIR[@PHASE]
   )
   config.micro_batches = 1  # gradient accumulation, which saves memory
   config.max_skipped_steps = 0  # in a row, if the loss or gradients are NaN
@@ -46,10 +43,9 @@ def get_config() -> ml_collections.ConfigDict:
   # Any of optax, or your own, with its arguments.
   config.optimizer = dict(name='adamw', b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.)
   config.revival_warmup = placeholder(int)  # steps; moments from each revival
-  config.parameterization = dict(
-      name='standard',  # or mup, sparse-mup: one rate for all widths, densities
-      base_width=placeholder(int), base_density=placeholder(float),  # tuned at
-      embeddings_scale=1.0, logits_scale=1.0,
+  config.parameterization = dict(  # standard, mup or sparse-mup; tuned at base
+      name='standard', base_width=placeholder(int), embeddings_scale=1.0,
+      base_density=placeholder(float), logits_scale=1.0,
   )
 
   config.phase_defaults = dict(
@@ -63,8 +59,7 @@ def get_config() -> ml_collections.ConfigDict:
           sparsity=0.0,  # of the hidden matrices, in [0, 1)
           update_every='5%', update_until='75%',  # of the phase, or '100 steps'
           drop_fraction=placeholder(float), init=placeholder(str),  # its own
-          grow=placeholder(str),  # gradient or random
-          # Here and in the two lines above also 'package.module:function'.
+          grow=placeholder(str),  # gradient, random, 'module:function', as init
           distribution='uniform',  # uniform, erk, igq or model_wide
           structure='unstructured',  # or N:M, as 2:4
       ),
@@ -87,8 +82,7 @@ def get_config() -> ml_collections.ConfigDict:
       batch_size=16, corpus_batches=8, task_batches=12,  # of validation splits
       generations=0, max_new_tokens=32,  # number at phase ends; their length
   )
-  config.eval_every = 200  # steps
-  config.log_every = 10  # steps
+  config.eval_every, config.log_every = 200, 10  # steps
   config.checkpoints = dict(every=200, keep=2)  # steps; number to keep
   config.resume = ''  # WORKDIR or WORKDIR@PHASE: start from its whole state
   config.init_from = ''  # the same: start from its parameters only

@@ -79,7 +79,7 @@ def test_masks_of_blocks_are_measured_where_a_matrix_unit_multiplies_them(
     (dict(structure='block', inputs=16, outputs=32), False),
     ('unstructured', False), ('2:4', False),
 ])
-def test_a_run_says_whether_its_masks_are_of_blocks(
+def test_blocks_are_recognized_in_the_structures_of_a_run(
     structure, wanted, monkeypatch
 ):
   seen = []

@@ -97,7 +97,7 @@ def test_weights_that_another_run_trained_are_not_scaled():
   np.testing.assert_array_equal(found[found != 0], kernel(params)[found != 0])
 
 
-def test_ages_are_in_the_state_only_if_they_are_asked_for():
+def test_ages_are_in_the_state_only_if_they_are_requested():
   names = lambda **changes: {
       jax.tree_util.keystr(path) for path, _ in
       jax.tree_util.tree_leaves_with_path(first_state(**changes).opt_state)
