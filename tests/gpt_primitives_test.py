@@ -19,6 +19,7 @@ from spdf_jax.training.matmul import SparseSteps
 
 MODULES = ('attn/wq', 'attn/wk', 'attn/wv', 'attn/wd', 'mlp/wi', 'mlp/wo')
 SIZES = dict(
+    attention='blocks',  # That of CPUs, without a branch for other platforms.
     vocab_size=32, n_layers=2, n_heads=2, d_model=16, d_ff=32, max_length=8
 )
 PRODUCTS = {

@@ -8,8 +8,8 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax import lowerings
-from spdf_jax.accelerator import pallas
 from spdf_jax.accelerator import sparse_matmul
+from spdf_jax.accelerator.pallas import lowering as pallas
 
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != 'cpu', reason='interprets kernels on a CPU'

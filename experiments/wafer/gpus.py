@@ -109,7 +109,7 @@ def comparison_table(program: Program, count: int = 1) -> str:
 
   Example:
     >>> print(comparison_table(Program()).splitlines()[1].split()[0])
-    A100
+    V100
   """
   lines = [
       f'lower bounds of the time on {count} GPUs (rooflines of data sheets; '

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse compute as JAX primitives, and their lowerings."""
 
+from spdf_jax.accelerator import pallas  # noqa: F401  (registers)
 from spdf_jax.accelerator.lists import list_matrix
 from spdf_jax.accelerator.lists import list_params
 from spdf_jax.accelerator.lists import listed_matmul

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spdf_jax.accelerator import native
-from spdf_jax.accelerator.pallas import BLOCKS
+from spdf_jax.accelerator.pallas.lowering import BLOCKS
 from spdf_jax.accelerator.wafer import execute
 from spdf_jax.costs import flops as formula
 from spdf_jax.sparsity import algorithms

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.accelerator import native
-from spdf_jax.accelerator.pallas import BLOCKS
+from spdf_jax.accelerator.pallas.lowering import BLOCKS
 from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.models import Model
 from spdf_jax.names import lookup

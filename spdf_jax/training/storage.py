@@ -10,7 +10,7 @@ import jax
 
 from spdf_jax import models
 from spdf_jax import sparsity
-from spdf_jax.accelerator.pallas import BLOCKS
+from spdf_jax.accelerator.pallas.lowering import BLOCKS
 from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.algorithms import create_algorithm

@@ -20,6 +20,7 @@ from spdf_jax import training
 from spdf_jax.files import seal
 from spdf_jax.runs import ancestry
 from spdf_jax.training import checkpoint_files
+from spdf_jax.training import distillation
 from spdf_jax.training.checkpoints import Checkpoints
 from spdf_jax.training.workdir import read_source
 from spdf_jax.training.workdir import read_workdir_config
@@ -230,6 +231,8 @@ READERS = {
     'spdf_jax/training/checkpoints.py': [
         lambda source, folder: tiny_run.make_run().open(source)],
     'spdf_jax/training/densified.py': [training.densify_checkpoint],
+    'spdf_jax/training/distillation.py': [
+        lambda source, folder: distillation.check_teacher(source, 64, 8)],
     'spdf_jax/training/initial_mask.py': [
         lambda source, folder: tiny_run.make_run(
             phases__pretrain__initial_mask=source).open(folder / 'a')],

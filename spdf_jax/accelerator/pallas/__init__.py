@@ -7,7 +7,4 @@ mask the results are the same. No device has measured them yet, so that
 `config.matmul='auto'` never chooses them.
 """
 
-from spdf_jax.accelerator.pallas.lowering import BLOCKS
-from spdf_jax.accelerator.pallas.lowering import lower_blocks
-
-__all__ = ['BLOCKS', 'lower_blocks']
+from spdf_jax.accelerator.pallas import lowering  # noqa: F401  (registers)
