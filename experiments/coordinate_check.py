@@ -264,7 +264,7 @@ def plot(rows: list[dict[str, Any]]) -> Any:
     ax.set(xscale='log', yscale='log')
     ax.set_xticks(widths, map(str, widths))
     ax.minorticks_off()
-    ax.set_yticks([0.25, 0.5, 1, 2, 4], ['1/4', '1/2', '1', '2', '4'])
+    ax.set_yticks([1 / 16, 1 / 4, 1, 4, 16], ['1/16', '1/4', '1', '4', '16'])
     style.polish(ax)
     ax.set_title(
         f'{name}, step {step}', loc='left', fontweight='bold', fontsize=9
