@@ -216,6 +216,11 @@ class Run:
     """Creates or restores the state, and records the config of the run."""
     self.config = workdirs.with_recorded_start(self.config, self.workdir)
     state = self.checkpoints.restore_latest(self.abstract_state)
+    if state is None and (self.workdir / workdirs.CONFIG).exists():
+      logger.info(
+          'this workdir has no checkpoint yet, so the run begins again; it '
+          'writes one every %d steps', self.config.checkpoints.every,
+      )
     self.best = {}
     ends: Mapping[str, int] = {}
     if state is not None:
