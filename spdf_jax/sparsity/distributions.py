@@ -270,7 +270,7 @@ def igq(params: PyTree, sparsity: float) -> PyTree:
     >>> import jax.numpy as jnp
     >>> params = {'small': jnp.ones((2, 2)), 'large': jnp.ones((4, 4))}
     >>> {k: round(v, 2) for k, v in igq(params, 0.5).items()}
-    {'large': 0.57, 'small': 0.25}
+    {'large': 0.56, 'small': 0.24}
   """
   sparsity = check_sparsity(sparsity)
   check_not_empty(params)
