@@ -1,5 +1,7 @@
 """`auto` uses kernels where they are known, or measured, to be faster."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -37,6 +39,19 @@ def test_with_amx_bfloat16_kernels_are_used_for_almost_no_weights_only(
   assert training.sparse_steps('auto', model, tokens=1024).crossover == 0.95
   on_processor('AuthenticAMD', 'avx512bf16')
   assert training.sparse_steps('auto', model, tokens=1024).crossover == 0.45
+
+
+def test_steps_with_masks_of_blocks_have_their_own_crossover(
+    on_processor, monkeypatch
+):
+  on_processor('GenuineIntel with AMX', 'avx512bf16')
+  monkeypatch.setattr(native, 'is_available', lambda dtype: True)
+  monkeypatch.setattr(native, 'has_matrix_unit', lambda: True)
+  monkeypatch.setattr(crossovers, 'measure_crossover', lambda *args: 0.3)
+  model = models.create_model('gpt-mini', vocab_size=64, dtype='bfloat16')
+  choose = functools.partial(training.sparse_steps, 'auto', model, tokens=1024)
+  assert choose(in_blocks=True).crossover == 0.3
+  assert choose(in_blocks=False).crossover == 0.95
 
 
 def test_an_unknown_processor_is_measured_once(

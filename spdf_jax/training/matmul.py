@@ -2,6 +2,8 @@
 """Matrix products of a training step: XLA, sparse kernels, or the wafer."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
 import math
 from typing import Any
 from typing import NamedTuple
@@ -16,8 +18,9 @@ from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.models import Model
 from spdf_jax.names import lookup
 from spdf_jax.packing import PackedMask
+from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.state import is_packed
-from spdf_jax.sparsity.structures import Structure
+from spdf_jax.sparsity.structures import structure_of
 from spdf_jax.training import crossovers
 
 PyTree = Any
@@ -56,7 +59,7 @@ def sparse_steps(
       skip blocks of this size; `'wafer'`, which emulates a wafer, uses none.
     model: The model, whose `with_lowering` returns it with kernels.
     tokens: Batch size times length, the smallest of all batches.
-    in_blocks: Whether all masks consist of whole blocks, see `in_blocks`.
+    in_blocks: Whether all masks consist of whole blocks, see `are_in_blocks`.
 
   Returns:
     A `SparseSteps`, the argument of `train_step`: the model with kernels and
@@ -79,13 +82,13 @@ def sparse_steps(
   small = tokens < _LEAST_TOKENS or model.config.d_model < _LEAST_WIDTH
   if matmul in ('dense', WAFER) or (matmul == 'auto' and small):
     return None
+  lowering = matmul if matmul in BLOCKS else native.NATIVE
   is_cpu = jax.default_backend() == 'cpu'
-  in_blocks = matmul in BLOCKS
-  if jax.device_count() > 1 or in_blocks is is_cpu:
+  if jax.device_count() > 1 or is_cpu != (lowering == native.NATIVE):
     return None
-  if not (in_blocks or native.is_available(dtype)):
+  if is_cpu and not native.is_available(dtype):
     return None
-  with_kernels = model.with_lowering(matmul if in_blocks else native.NATIVE)
+  with_kernels = model.with_lowering(lowering)
   if with_kernels is None:
     return None
   crossover = 0.0
@@ -96,24 +99,31 @@ def sparse_steps(
   return SparseSteps(with_kernels.apply, crossover)
 
 
-def in_blocks(structure: Structure, width: int) -> bool:
-  """Returns whether a structure consists of the blocks that kernels multiply.
+def are_in_blocks(algorithms: Iterable[Mapping[str, Any]], width: int) -> bool:
+  """Returns whether all masks consist of the blocks that kernels multiply.
 
   Args:
-    structure: The structure of a mask.
+    algorithms: Algorithms of sparse phases, as `create_algorithm` reads them.
     width: Width of the model, a multiple of the size of the blocks.
 
   Example:
-    >>> from spdf_jax.sparsity import structures
-    >>> [in_blocks(structures.block(n, n), 128) for n in (16, 32, 64)]
-    [False, True, True]
+    >>> block = lambda n: dict(structure='block', inputs=n, outputs=n)
+    >>> masks = [dict(name='static', structure=block(n)) for n in (32, 64, 16)]
+    >>> are_in_blocks(masks[:2], 128), are_in_blocks(masks, 128)
+    (True, False)
   """
-  try:
-    layers, rows, columns = structure.unit_shape((1, width, width))
-  except ValueError:  # The structure does not divide the layer.
-    return False
-  sides = width // rows, width // columns
-  return layers == 1 and not any(side % crossovers.BLOCK for side in sides)
+  def in_blocks(structure):
+    try:
+      layers, rows, columns = structure.unit_shape((1, width, width))
+    except ValueError:  # The structure does not divide the layer.
+      return False
+    sides = width // rows, width // columns
+    return layers == 1 and not any(side % crossovers.BLOCK for side in sides)
+
+  return all(
+      in_blocks(structure_of(member.get('structure', 'unstructured')))
+      for spec in algorithms for member in member_specs(spec)
+  )
 
 
 def check_devices(matmul: str, devices: int) -> None:

@@ -21,9 +21,7 @@ from spdf_jax import files
 from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax.sparsity import tracking
-from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.selection import Where
-from spdf_jax.sparsity.structures import structure_of
 from spdf_jax.training import checkpoint_files
 from spdf_jax.training import checkpoints
 from spdf_jax.training import config as configs
@@ -496,12 +494,8 @@ class Run:
         self.config.matmul,
         self.model,
         tokens=min(p.batch_size * p.length for p in phases),
-        in_blocks=all(
-            matmul.in_blocks(
-                structure_of(member.get('structure', 'unstructured')),
-                self.model.config.d_model,
-            )
-            for phase in phases for member in member_specs(phase.algorithm)
+        in_blocks=matmul.are_in_blocks(
+            [p.algorithm for p in phases], self.model.config.d_model
         ),
     )
 
