@@ -56,6 +56,7 @@ from experiments import pruning
 from experiments.launch import console
 from experiments.scores import language_models
 from spdf_jax import data
+from spdf_jax import files
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax.data import corpora
@@ -229,9 +230,11 @@ def import_model(
     tensors.write_tensors(masks, trees.by_name(loaded.mask))
   copies = pathlib.Path(workdir, _TOKENIZER_COPY)
   shutil.rmtree(copies, ignore_errors=True)
-  for path in data.tokenizer_paths(directory):
+  tokenizer = data.tokenizer_paths(directory)
+  for path in tokenizer:
     copies.mkdir(exist_ok=True)
-    shutil.copyfile(path, copies / path.name)
+    with files.replacing(copies / path.name) as temporary:
+      shutil.copyfile(path, temporary)
   checkpoint = checkpoint_files.write_params(
       workdir, params,
       {'model': model, **_stated(directory)},
@@ -247,10 +250,10 @@ def import_model(
   }
   if others:
     text += f' and, in the config, model.update({others})'
-  if data.tokenizer_paths(directory):
+  if tokenizer:
     text += (
-        f'. Its tokenizer stays in {directory}: prepare the corpus with it, by '
-        f'experiments.prepare --tokenizer={directory}'
+        '. Prepare the corpus with its tokenizer, by experiments.prepare '
+        f'--tokenizer={directory}'
     )
   return f'{text}.'
 
@@ -272,14 +275,14 @@ def export_model(
   checkpoint, meta, model, params, mask = workdirs.read_source(source, read)
   tokenizer = language_models.tokenizer_of(checkpoint, model.config.vocab_size)
   with tempfile.TemporaryDirectory() as folder:
-    files = data.tokenizer_paths(checkpoint.parents[1] / _TOKENIZER_COPY)
+    paths = data.tokenizer_paths(checkpoint.parents[1] / _TOKENIZER_COPY)
     if tokenizer is not None:
-      files = data.export_tokenizer(
+      paths = data.export_tokenizer(
           pathlib.Path(folder, 'tokenizer.json'), tokenizer
       )
     interop.save_hf(
         directory, model.config, params, mask, format=format, dtype=dtype,
-        vocab_size=vocab_size, tokenizer=files or None,
+        vocab_size=vocab_size, tokenizer=paths or None,
         **_stated_of(meta['config'], tokenizer),
     )
   best = early_stop.describe_best(meta, int(checkpoint.name))

@@ -16,7 +16,6 @@ coordinates.png in --output have all of them.
 from collections.abc import Iterator
 from collections.abc import Mapping
 import functools
-import json
 import pathlib
 import re
 import statistics
@@ -30,7 +29,7 @@ import ml_collections
 from experiments.launch import compilation_cache
 from experiments.launch import config_file
 from experiments.launch import console
-from spdf_jax import files
+from experiments.papers import json_files
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.runs import style
@@ -78,8 +77,7 @@ def _check() -> Iterator[str]:
       yield f'{name}, width {width}: measured'
   output = pathlib.Path(_OUTPUT.value)
   output.mkdir(parents=True, exist_ok=True)
-  lines = ',\n '.join(map(json.dumps, rows))
-  files.write_atomically(output / 'coordinates.json', f'[{lines}]\n')
+  json_files.write_json(output / 'coordinates.json', rows, 1)
   style.save(plot(rows), output / 'coordinates.png')
   yield from describe(rows)
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import functools
 import itertools
-import json
 import pathlib
 import statistics
 from typing import Any
@@ -26,8 +25,8 @@ import optax
 
 from configs import quickstart
 from experiments.launch import console
+from experiments.papers import json_files
 import spdf_jax as spdf
-from spdf_jax import files
 from spdf_jax import training
 from spdf_jax.runs import lifecycle
 from spdf_jax.runs import style
@@ -52,7 +51,7 @@ def main(argv: list[str]) -> int:
 def _measure() -> Iterator[str]:
   path = pathlib.Path(_OUTPUT.value, 'rates.json')
   path.parent.mkdir(parents=True, exist_ok=True)
-  found = json.loads(path.read_text()) if path.exists() else []
+  found = json_files.read_json(path) if path.exists() else []
   done = [{k: v for k, v in row.items() if k != 'loss'} for row in found]
   train_of = functools.cache(_trainer)
   for seed, name, density, rate in itertools.product(
@@ -67,8 +66,7 @@ def _measure() -> Iterator[str]:
       continue
     loss = train_of(name, density)(rate, seed)
     found.append(row | dict(loss=loss))
-    lines = ',\n '.join(map(json.dumps, found))
-    files.write_atomically(path, f'[{lines}]\n')
+    json_files.write_json(path, found, 1)
     yield f'{name}, density {density:g}, rate {rate:g}: {loss:.4f}'
   style.save(plot(found), path.with_suffix('.png'))
   yield f'{path} and rates.png are written'

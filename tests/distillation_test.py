@@ -172,7 +172,7 @@ def test_runs_with_adapters_keep_zeros_or_densify(algorithm, tmp_path):
      "adapter: rank is 17, and 'h_0/attn/wd/kernel' has 16 inputs and 16 outp"),
     (dict(adapter=dict(rank=2, scale=0.0)), 'adapter.scale is 0.0; it must be'),
     (dict(adapter=dict(rank=2, scale=2.0), optimizer=dict(
-        name='lion', clip_norm=1.0)), 'and the optimizer .lion., but adapters'),
+        name='lion', clip_norm=1.0)), 'adapter is set, which needs .*lion'),
     (dict(adapter=dict(rank=2, scale=2.0), storage='compact'),
      "storage is 'compact' and adapter.rank is 2, and adapters change dense"),
 ])

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 import functools
+import logging
 from typing import Any
 
 from flax import linen as nn
@@ -14,6 +15,8 @@ from spdf_jax.models import decoder
 from spdf_jax.models import rotary
 from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.rotary import Rotary
+
+logger = logging.getLogger('spdf_jax')
 
 PyTree = Any
 
@@ -159,9 +162,10 @@ def attend(
     by_jax = on_cpu = on_cuda = functools.partial(causal_attention, scale=scale)
   elif mask_Bx1xLxS is None and implementation == 'auto':
     on_cpu = functools.partial(causal_attention, scale=scale)
-    on_cuda = _first_supported(
-        functools.partial(by_jax, implementation='cudnn'), by_jax, *args
-    )
+    if q_BxLxHxK.dtype.itemsize == 2:
+      on_cuda = _first_supported(
+          functools.partial(by_jax, implementation='cudnn'), by_jax, *args
+      )
   if q_BxLxHxK.dtype == jnp.float16:
     on_cpu = _in_float32(on_cpu)
   others = {
@@ -191,8 +195,9 @@ def _first_supported(
   """Returns the preferred attention if JAX supports it here."""
   try:
     jax.eval_shape(preferred, *args)
-  # Raised where cuDNN is missing or does not support the dtype or shapes.
-  except (NotImplementedError, RuntimeError, ValueError):
+  # Raised where cuDNN is missing or does not support the device or the shapes.
+  except (NotImplementedError, RuntimeError, ValueError) as error:
+    logger.debug('attention on NVIDIA GPUs is that of XLA: %s', error)
     return fallback
   return preferred
 

@@ -62,9 +62,9 @@ class RunConfig:
   Attributes:
     seed: Seed of initial weights, masks and data order.
     model: The model.
-    matmul: Matrix products of sparse steps: `'auto'`, `'native'` or `'dense'`,
-      see `sparse_steps`; `'wafer'` emulates all masked products of all steps,
-      see `accelerator.wafer.lowering`.
+    matmul: Matrix products of sparse steps: `'auto'`, `'native'`, `'dense'`,
+      `'blocks-64'` or `'blocks-128'`, see `sparse_steps`; `'wafer'` emulates
+      all masked products of all steps, see `accelerator.wafer.lowering`.
     storage: Storage of the state: `'dense'`, `'compact'` or `'auto'`, see
       `storage.choose_storage`.
     loss: Loss to minimize.
@@ -77,8 +77,8 @@ class RunConfig:
     revival_warmup: Steps over which updates of revived weights rise; their
       moments are then corrected from their revival, see `sparsity.with_age`.
       `None`: there is neither.
-    parameterization: How initial weights and learning rates follow the width
-      and the density; `None`: they do not, the standard parameterization.
+    parameterization: Scales of initial weights and learning rates by width and
+      density; `None`: the standard parameterization, which has none.
     phases: The phases, in order.
     evaluation: Settings of the evaluations.
     eval_every: Steps between evaluations.
@@ -112,7 +112,7 @@ class RunConfig:
   checkpoints: CheckpointConfig
   resume: str
   init_from: str
-  adapter: AdapterConfig | None = None
+  adapter: AdapterConfig | None
 
   def __post_init__(self):
     check_counts(self, '', ('eval_every', 'log_every', 'micro_batches'))
@@ -136,7 +136,7 @@ class RunConfig:
       raise ValueError(
           f'revival_warmup is {self.revival_warmup}; give 0 or more.'
       )
-    for name in ('parameterization', 'revival_warmup'):
+    for name in ('adapter', 'parameterization', 'revival_warmup'):
       if getattr(self, name) is None:
         continue
       if isinstance(self.optimizer, NamedOptimizer):
@@ -144,7 +144,7 @@ class RunConfig:
             f'{name} is set, which needs AdamW, and the optimizer is '
             f"{self.optimizer.name!r}; use 'adamw', or leave {name} out."
         )
-      if self.adapter is not None:
+      if self.adapter is not None and name != 'adapter':
         raise ValueError(
             f'{name} is set, which follows masks, and adapter.rank is '
             f'{self.adapter.rank}, whose factors have none; leave one out.'

@@ -226,26 +226,17 @@ def check_optimizer(
 
 
 def check_adapter(
-    adapter: AdapterConfig | None,
-    config: OptimizerConfig | NamedOptimizer,
-    params: PyTree,
-    where: Where,
+    adapter: AdapterConfig | None, params: PyTree, where: Where
 ) -> None:
-  """Raises ValueError if a model or an optimizer cannot have adapters.
+  """Raises ValueError if a model cannot have adapters.
 
   Args:
     adapter: The adapters; `None`: there are none.
-    config: The optimizer.
     params: Shapes of the parameters.
     where: The model's selection of hidden matrices.
   """
   if adapter is None:
     return
-  if isinstance(config, NamedOptimizer):
-    raise ValueError(
-        f'adapter.rank is {adapter.rank} and the optimizer {config.name!r}, '
-        'but adapters are trained by AdamW; use it, or no adapter.'
-    )
   try:
     jax.eval_shape(functools.partial(
         sparsity.create_adapters, rank=adapter.rank, where=where

@@ -132,7 +132,7 @@ class Run:
     if workdir is not None:
       workdirs.check_workdir(workdir, config, params)
     optimizers.check_optimizer(config.optimizer, params, where)
-    optimizers.check_adapter(config.adapter, config.optimizer, params, where)
+    optimizers.check_adapter(config.adapter, params, where)
     if config.loss.teacher is not None:
       distillation.check_teacher(
           config.loss.teacher, model.config.vocab_size,
