@@ -27,11 +27,14 @@ from experiments.launch import console
 from spdf_jax import files
 from spdf_jax import names
 from spdf_jax.accelerator import native
+from spdf_jax.runs import style
 
 _SUITE = flags.DEFINE_string(
     'suite', None, f'Suite to run: {", ".join(SUITES)}.'
 )
-_OUTPUT = flags.DEFINE_string('output', None, 'JSON file for the rows.')
+_OUTPUT = flags.DEFINE_string(
+    'output', None, 'JSON file for the rows; a figure, if any, lies beside it.'
+)
 _REPEATS = flags.DEFINE_integer(
     'repeats', None, "Rounds of timing; by default the suite's own number.",
     lower_bound=1,
@@ -83,6 +86,8 @@ def run_suite(name: str, output: str | None, repeats: int | None) -> int:
         'rows': [_as_json(row) for row in rows],
     }
     files.write_atomically(path, json.dumps(report, indent=2) + '\n')
+    if suite.plot is not None:
+      style.save(suite.plot(rows), path.with_suffix('.png'))
   return int(any(measuring.verdict(row) == 'missed' for row in rows))
 
 

@@ -270,10 +270,12 @@ def test_native_suites_compare_every_sparsity_with_dense(monkeypatch):
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
 @pytest.mark.process
 def test_the_auto_suite_covers_both_sides_of_the_crossover(monkeypatch):
-  monkeypatch.setattr(auto, 'SPARSITIES', (0.0, 0.99))
+  monkeypatch.setattr(auto, 'SPARSITIES', (0.1, 0.99))
   rows = [*auto.measure_width(64, 'float32', 1, np.random.default_rng(0))]
   assert [row.metric[:3] for row in rows] == ['0% ', '99%']
   assert all(row.value > 0 and row.target == auto.LEAST for row in rows)
+  ax, = auto.plot(rows).axes
+  assert ax.lines[0].get_xdata().tolist() == [0, 99]
 
 
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')

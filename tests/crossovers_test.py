@@ -112,6 +112,23 @@ def test_blocks_are_recognized_in_the_structures_of_a_run(
   assert run.storage == 'dense' and seen[-1] is wanted
 
 
+@pytest.mark.parametrize('algorithm, uses_kernels', [
+    (dict(name='static', sparsity=0.3), False),
+    (dict(name='static', sparsity=0.75), True),
+    (dict(name='gmp', sparsity=0.75, update_every=1, update_until=4), True),
+    (dict(name='gmp', sparsity=0.3, update_every=1, update_until=4), False),
+])
+def test_a_plan_below_the_crossover_has_no_branch(
+    algorithm, uses_kernels, on_processor
+):
+  on_processor('AuthenticAMD', 'avx512bf16')
+  run = tiny_run.make_run(
+      matmul='auto', model__d_model=64, model__d_ff=128,
+      phases__pretrain__batch_size=8, phases__pretrain__algorithm=algorithm,
+  )
+  assert (run.sparse_steps is not None) is uses_kernels
+
+
 @pytest.mark.parametrize('slower, wanted', [
     (None, crossovers.NEVER), (0.5, 0.5), (0.0, 0.3),
 ])

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -29,9 +31,12 @@ class Suite(NamedTuple):
   repeats: int
   """Default rounds of timing, which take a few minutes."""
 
+  plot: Callable[[Sequence[Row]], Any] | None = None
+  """`rows -> figure`, which is saved beside the table."""
+
 
 SUITES = {
-    'auto': Suite(auto.measure, 10),
+    'auto': Suite(auto.measure, 10, auto.plot),
     'decode': Suite(decode.measure, 15),
     'gpu': Suite(gpu.measure, 20),
     'matmul': Suite(matmul.measure, 7),

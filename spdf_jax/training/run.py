@@ -490,7 +490,7 @@ class Run:
     phases = [p for p in self.plan.phases if not p.is_dense]
     if not phases:
       return None
-    return matmul.sparse_steps(
+    found = matmul.sparse_steps(
         self.config.matmul,
         self.model,
         tokens=min(p.batch_size * p.length for p in phases),
@@ -498,6 +498,17 @@ class Run:
             [p.algorithm for p in phases], self.model.config.d_model
         ),
     )
+    # A step that can use kernels is slower than one that cannot, by its branch.
+    # Schedules are read where phases begin and end.
+    if found is None or not any(
+        plans.mean_sparsity(plans.planned_sparsities(
+            self.plan, step, self.abstract_state.params, self.where
+        )) > found.crossover
+        for phase, start in zip(self.plan.phases, self.plan.starts)
+        for step in (start, start + phase.steps - 1)
+    ):
+      return None
+    return found
 
   @functools.cached_property
   def storage(self) -> str:
@@ -525,24 +536,31 @@ class Run:
   @functools.cached_property
   def step(self) -> Any:
     """Jitted training step, which donates its first argument, the state."""
-    return self._jit_step(self._shardings)
+    # With compact storage kernels run in `compact_step`; the branch between
+    # them and dense products would slow this one down.
+    is_compact = self.storage == 'compact'
+    return self._jit_step(
+        self._shardings, None if is_compact else self.sparse_steps
+    )
 
   @functools.cached_property
   def compact_step(self) -> Any:
     """Jitted training step of compact states, which hold kept values only."""
-    return self._jit_step(self._replicated)
+    return self._jit_step(self._replicated, self.sparse_steps)
 
   @property
   def _replicated(self) -> jax.sharding.NamedSharding:
     return jax.sharding.NamedSharding(self.mesh, jax.P())
 
-  def _jit_step(self, shardings: Any) -> Any:
+  def _jit_step(
+      self, shardings: Any, sparse_steps: matmul.SparseSteps | None
+  ) -> Any:
     step = functools.partial(
         train_step,
         apply_fn=matmul.dense_apply(self.config.matmul, self.model),
         optimizer=self.optimizer,
         learning_rate=self.plan.learning_rate,
-        sparse_steps=self.sparse_steps,
+        sparse_steps=sparse_steps,
         loss=self.loss,
         micro_batches=self.config.micro_batches,
         dropout_key=self.dropout_key,
