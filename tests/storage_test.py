@@ -10,8 +10,10 @@ import numpy as np
 import optax
 import pytest
 from tiny_run import assert_same_arrays
+from tiny_run import make_config
 from tiny_run import make_dynamic_run
 from tiny_run import make_run
+from tiny_run import run_of
 from tiny_run import static
 from tiny_run import without_times
 
@@ -268,6 +270,16 @@ def test_the_state_is_compact_where_kernels_skip_zeros(storage, changes):
   sparse = dict(phases__pretrain__algorithm=static(0.95), matmul='auto')
   assert make_run(storage='auto', **width | sparse | changes).storage == storage
   assert make_run(**width | sparse).storage == 'dense'
+
+
+@pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
+def test_dense_steps_have_no_kernels_where_sparse_ones_are_compact():
+  lowered = {}
+  for storage in ('dense', 'compact'):
+    run = run_of(make_config(matmul='native', storage=storage))
+    text = run.step.lower(run.abstract_state, run.batch_at(0)).as_text()
+    lowered[storage] = 'spdf_sparse_matmul' in text
+  assert lowered == {'dense': True, 'compact': False}
 
 
 def test_several_devices_are_refused():
