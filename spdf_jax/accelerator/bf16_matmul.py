@@ -19,6 +19,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 from jax.interpreters import batching
+from jax.interpreters import mlir
 import jax.numpy as jnp
 
 from spdf_jax import lowerings
@@ -29,7 +30,7 @@ _BATCH = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
 def einsum_reference(
     x: jax.Array, y: jax.Array, *, subscripts: str, dtype: Any
 ) -> jax.Array:
-  """Computes `jnp.einsum` with float32 sums: the reference.
+  """Computes `jnp.einsum` with float32 sums: the reference, used on CPUs.
 
   Args:
     x: First operand, float16 or bfloat16.
@@ -41,20 +42,45 @@ def einsum_reference(
   Returns:
     The product.
   """
-  return jnp.einsum(
-      subscripts, x, y, preferred_element_type=jnp.float32
-  ).astype(dtype)
+  product = functools.partial(
+      jnp.einsum, subscripts, preferred_element_type=jnp.float32
+  )
+  (of_x, of_y), of_z = _split(subscripts)
+  is_row = of_x[0] in of_z and all(
+      size == 1 and a not in of_y for a, size in zip(of_x, x.shape) if a in of_z
+  )
+  if not is_row:
+    return product(x, y).astype(dtype)
+  # XLA:CPU multiplies two rows of bfloat16 by a matrix 5 times faster than one.
+  z = product(jnp.repeat(x, 2, 0), y)
+  return jax.lax.slice_in_dim(z, 0, 1, axis=of_z.index(of_x[0])).astype(dtype)
 
 
 einsum_p = lowerings.define_primitive('bf16_einsum', einsum_reference)
 """Primitive of an einsum of two 16-bit arrays with float32 sums."""
 
 
+def _einsum_elsewhere(x, y, *, subscripts, dtype, lowering):
+  """Multiplies as `matmul` does in a process that runs on this platform."""
+  del lowering
+  return jnp.einsum(subscripts, x, y).astype(dtype)
+
+
+for _platform in ('cuda', 'rocm', 'tpu'):
+  mlir.register_lowering(
+      einsum_p, mlir.lower_fun(_einsum_elsewhere, multiple_results=False),
+      platform=_platform,
+  )
+
+
 def is_faster(dtype: Any) -> bool:
   """Returns whether products of a dtype are faster by `einsum`.
 
-  This is so for bfloat16 on a CPU that multiplies it (AVX-512 BF16). With
-  several devices, JAX's own products propagate shardings.
+  This is so for bfloat16 in a process that uses a CPU that multiplies it
+  (AVX-512 BF16). With several devices, JAX's own products propagate shardings.
+  Where a program is lowered for another platform, `einsum` lowers to JAX's own
+  product; a process that uses a GPU traces that itself, since `remat='dots'`
+  would save the result of `einsum` in float32.
 
   Example:
     >>> is_faster('float32')
@@ -107,26 +133,18 @@ def einsum(
 
   Returns:
     The product. In derivatives of any order, cotangents are rounded to the
-    dtype of the operands and multiplied in the same way.
+    dtype of the operands and multiplied in the same way. GPUs and TPUs round
+    every product to the dtype of the operands first.
 
   Example:
     >>> x = jnp.ones((2, 3), jnp.bfloat16)
     >>> einsum('ik,jk->ij', x, x).dtype
     dtype(bfloat16)
   """
-  multiply = functools.partial(
-      einsum_p.bind, subscripts=subscripts,
-      dtype=jnp.dtype(dtype or x.dtype), lowering=lowerings.REFERENCE,
+  return einsum_p.bind(
+      x, y, subscripts=subscripts, dtype=jnp.dtype(dtype or x.dtype),
+      lowering=lowerings.REFERENCE,
   )
-  (of_x, of_y), of_z = _split(subscripts)
-  is_row = all(
-      size == 1 and a not in of_y for a, size in zip(of_x, x.shape) if a in of_z
-  )
-  if not is_row or of_x[0] not in of_z:
-    return multiply(x, y)
-  # XLA:CPU multiplies two rows of bfloat16 by a matrix 5 times faster than one.
-  product = multiply(jnp.repeat(x, 2, 0), y)
-  return jax.lax.slice_in_dim(product, 0, 1, axis=of_z.index(of_x[0]))
 
 
 def matmul(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -83,6 +83,8 @@ def sparse_steps(
   if matmul in ('dense', WAFER) or (matmul == 'auto' and small):
     return None
   lowering = matmul if matmul in BLOCKS else native.NATIVE
+  # Decided for this process, whose processor the native kernels are built for.
+  # In a program lowered for another platform they fall back to the reference.
   is_cpu = jax.default_backend() == 'cpu'
   if jax.device_count() > 1 or is_cpu != (lowering == native.NATIVE):
     return None
