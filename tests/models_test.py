@@ -379,6 +379,12 @@ def test_attention_is_that_of_the_platform_for_which_it_is_lowered(platform):
   assert int(value.group(1)) == (platform != 'cpu')
 
 
+def test_attention_by_cudnn_is_refused_where_it_cannot_run():
+  x = jnp.ones((1, 8, 2, 8))  # cuDNN has no attention in float32.
+  with pytest.raises(ValueError, match="attention is 'cudnn'.*; use 'auto'"):
+    attention.attend(x, x, x, implementation='cudnn')
+
+
 def test_float16_attends_on_a_cpu_by_all_implementations():
   keys = jax.random.split(jax.random.key(0), 3)
   q, k, v = (jax.random.normal(key, (1, 8, 2, 8), jnp.float16) for key in keys)

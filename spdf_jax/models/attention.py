@@ -145,6 +145,9 @@ def attend(
   Returns:
     The weighted values, with the shape and dtype of the queries.
 
+  Raises:
+    ValueError: JAX does not support `'cudnn'` here.
+
   Example:
     >>> x = jnp.ones((1, 3, 2, 4))
     >>> attend(x, x, x).shape
@@ -157,15 +160,25 @@ def attend(
   args = q_BxLxHxK, k_BxLxGxK, v_BxLxGxK
   if implementation in _FROM_JAX:
     by_jax = functools.partial(by_jax, implementation=implementation)
+    error = _refusal(by_jax, *args) if implementation == 'cudnn' else None
+    if error:
+      raise ValueError(
+          "attention is 'cudnn', which JAX does not support here for queries "
+          f"{q_BxLxHxK.dtype}{list(q_BxLxHxK.shape)}; use 'auto', which uses "
+          'cuDNN where it can.'
+      ) from error
   on_cpu = on_cuda = by_jax
   if mask_Bx1xLxS is None and implementation == 'blocks':
     by_jax = on_cpu = on_cuda = functools.partial(causal_attention, scale=scale)
   elif mask_Bx1xLxS is None and implementation == 'auto':
     on_cpu = functools.partial(causal_attention, scale=scale)
     if q_BxLxHxK.dtype.itemsize == 2:
-      on_cuda = _first_supported(
-          functools.partial(by_jax, implementation='cudnn'), by_jax, *args
-      )
+      by_cudnn = functools.partial(by_jax, implementation='cudnn')
+      error = _refusal(by_cudnn, *args)
+      if error:
+        logger.debug('attention on NVIDIA GPUs is that of XLA: %s', error)
+      else:
+        on_cuda = by_cudnn
   if q_BxLxHxK.dtype == jnp.float16:
     on_cpu = _in_float32(on_cpu)
   others = {
@@ -187,19 +200,16 @@ def _in_float32(
   ).astype(args[0].dtype)
 
 
-def _first_supported(
-    preferred: Callable[..., jax.Array],
-    fallback: Callable[..., jax.Array],
-    *args: jax.Array,
-) -> Callable[..., jax.Array]:
-  """Returns the preferred attention if JAX supports it here."""
+def _refusal(
+    attention: Callable[..., jax.Array], *args: jax.Array
+) -> Exception | None:
+  """Returns the error of an attention that JAX does not support here."""
   try:
-    jax.eval_shape(preferred, *args)
+    jax.eval_shape(attention, *args)
   # Raised where cuDNN is missing or does not support the device or the shapes.
   except (NotImplementedError, RuntimeError, ValueError) as error:
-    logger.debug('attention on NVIDIA GPUs is that of XLA: %s', error)
-    return fallback
-  return preferred
+    return error
+  return None
 
 
 def causal_attention(
