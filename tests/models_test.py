@@ -101,7 +101,8 @@ def test_masks_hide_whatever_pruned_weights_hold(name):
       lambda m, p: p if m is None else np.where(m, p, np.nan),
       mask, dense, is_leaf=lambda x: x is None,
   )
-  tokens = make_tokens()
+  # Every token once: GPUs add the gradients of a repeated token in any order.
+  tokens = np.random.default_rng(5).permutation(V)[:2 * L].reshape(2, L)
 
   @jax.jit
   @jax.value_and_grad
@@ -113,11 +114,23 @@ def test_masks_hide_whatever_pruned_weights_hold(name):
   for one, other in zip(found, jax.tree.leaves(loss(masked))):
     assert np.isfinite(one).all()
     np.testing.assert_array_equal(one, other)
-  # On masked parameters, masks change nothing.
-  without = logits_of(model, {'params': masked}, tokens)
-  within = logits_of(model, {'params': masked, 'masks': mask}, tokens)
-  np.testing.assert_array_equal(within, without)
-  assert (logits_of(model, {'params': dense}, tokens) != without).any()
+
+
+@pytest.mark.parametrize('name', ['gpt', 'llama'])
+def test_on_masked_parameters_masks_change_nothing(name):
+  model, tokens = MODELS[name], make_tokens()
+  dense = make_params(model)
+  mask = make_mask(dense)
+  masked = spdf.apply_mask(dense, mask)
+  logits = lambda **variables: logits_of(model, variables, tokens)
+  within = logits(params=masked, masks=mask)
+  all_kept = jax.tree.map(np.ones_like, mask)
+  np.testing.assert_array_equal(within, logits(params=masked, masks=all_kept))
+  # Without masks it is another program, for which a GPU may choose other
+  # kernels.
+  rtol = 0.0 if jax.default_backend() == 'cpu' else 1e-5
+  np.testing.assert_allclose(within, logits(params=masked), rtol=rtol)
+  assert (logits(params=dense) != within).any()
 
 
 @pytest.mark.parametrize('make', [make_gpt, make_llama])
