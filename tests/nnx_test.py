@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax import models
 from spdf_jax.sparsity import statistics
 
 TIMES = dict(update_every=2, update_until=6)
@@ -109,3 +110,50 @@ def test_a_restored_checkpoint_continues_bit_for_bit(tmp_path):
   ]
   for one, two in zip(*pairs, strict=True):
     np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.ci
+def test_a_bridged_decoder_trains_as_the_linen_model_does():
+  linen = models.create_model(
+      'gpt-mini', vocab_size=16, n_layers=1, n_heads=2, d_model=16, d_ff=32,
+      max_length=8,
+  )
+  draw = lambda i: jax.random.randint(jax.random.key(i), (2, 9), 0, 16)
+  mean = lambda logits, tokens: (
+      optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+  ).mean()
+  tx = spdf.sparsify(
+      optax.adamw(1e-2), spdf.rigl(0.75, **TIMES), where=models.sparsifiable,
+      key=3,
+  )
+
+  @nnx.jit
+  def create(tokens):
+    model = nnx.bridge.ToNNX(linen, rngs=nnx.Rngs(0)).lazy_init(tokens)
+    return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+  model, optimizer = create(draw(0)[:, 1:])
+  params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+  state = jax.jit(tx.init)(params)
+
+  @nnx.jit
+  def bridged_step(model, optimizer, tokens):
+    loss = lambda model: mean(model(tokens[:, :-1]), tokens)
+    optimizer.update(model, nnx.grad(loss)(model))
+
+  @jax.jit
+  def linen_step(params, state, tokens):
+    loss = lambda p: mean(linen.apply({'params': p}, tokens[:, :-1]), tokens)
+    updates, state = tx.update(jax.grad(loss)(params), state, params)
+    return optax.apply_updates(params, updates), state
+
+  for i in range(7):
+    bridged_step(model, optimizer, draw(i))
+    params, state = linen_step(params, state, draw(i))
+  found = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+  masks = nnx.to_pure_dict(spdf.get_mask(optimizer.opt_state))
+  jax.tree.map(
+      np.testing.assert_array_equal, (found, masks),
+      (params, spdf.get_mask(state)),
+  )
+  assert spdf.summarize(masks, params).sparsity == 0.75
