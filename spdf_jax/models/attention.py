@@ -146,7 +146,8 @@ def attend(
     The weighted values, with the shape and dtype of the queries.
 
   Raises:
-    ValueError: JAX does not support `'cudnn'` here.
+    ValueError: the implementation is `'cudnn'`, which JAX does not support
+      here.
 
   Example:
     >>> x = jnp.ones((1, 3, 2, 4))
