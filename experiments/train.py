@@ -13,11 +13,15 @@ allocates no arrays, so any model and mesh can be planned:
     --config.model.preset=cerebras-gpt-13b --config.model.vocab_size=50257 \
     --config.model.scan_layers --config.mesh.fsdp=16
 
+With --mirror=gs://bucket/runs/a a copy of the workdir is kept in a bucket, from
+which the same command continues on another machine.
+
 On several machines, start the same command on each; experiments.launch.local
 does so in several processes of one machine.
 """
 
 from collections.abc import Callable
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -32,6 +36,7 @@ from experiments.launch import dry_run
 from experiments.launch import process_flags
 from spdf_jax import training
 from spdf_jax.runs import lifecycle
+from spdf_jax.runs import mirror
 from spdf_jax.runs import style
 from spdf_jax.training import config
 from spdf_jax.training import mesh
@@ -49,6 +54,9 @@ _LOG_TO = flags.DEFINE_list(
     'log_to', [],
     'Dashboards to write the metrics to, separated by commas: '
     f'{", ".join(writers.WRITERS)}; needs the extra log.',
+)
+_MIRROR = flags.DEFINE_string(
+    'mirror', '', 'URL of a folder in a bucket, for a copy of the workdir.'
 )
 _PROFILE = flags.DEFINE_string(
     'profile', '', 'Steps to trace to WORKDIR/profile, FIRST:COUNT.'
@@ -81,9 +89,19 @@ def _open() -> Callable[[], str | None]:
   process_flags.join()
   profiling.parse_window(_PROFILE.value, sys.maxsize)
   chosen = writers.choose_writers(_LOG_TO.value)
-  run = training.Run.create(_CONFIG.value, _WORKDIR.value)
-  profile = profiling.parse_window(_PROFILE.value, run.plan.total_steps)
-  return functools.partial(lifecycle.finish, run.open(), chosen, profile)
+  with contextlib.ExitStack() as stack:
+    if _MIRROR.value:
+      stack.enter_context(mirror.mirrored(_WORKDIR.value, _MIRROR.value))
+    run = training.Run.create(_CONFIG.value, _WORKDIR.value)
+    profile = profiling.parse_window(_PROFILE.value, run.plan.total_steps)
+    finish = functools.partial(lifecycle.finish, run.open(), chosen, profile)
+    opened = stack.pop_all()
+
+  def train() -> str | None:
+    with opened:
+      return finish()
+
+  return train
 
 
 if __name__ == '__main__':
