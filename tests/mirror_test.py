@@ -169,6 +169,18 @@ def test_paths_out_of_the_workdir_are_refused(bucket, tmp_path):
       pass
 
 
+def test_unfinished_checkpoints_and_hidden_files_are_not_copied(
+    bucket, tmp_path
+):
+  finished = ['checkpoints/3/meta', 'metrics.jsonl']
+  with mirror.mirrored(tmp_path / 'one', str(bucket)):
+    for name in (*finished, '.lock', 'checkpoints/4.orbax-checkpoint-tmp/meta'):
+      path = tmp_path / 'one' / name
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_text('text')
+  assert manifest_of(bucket) == finished
+
+
 def test_a_bucket_that_cannot_be_written_is_refused(bucket, tmp_path):
   bucket.parent.mkdir(parents=True)
   bucket.write_text('a file where the folder should be')
