@@ -132,6 +132,17 @@ def test_a_killed_run_continues_from_a_server(server, tmp_path):
   check_that_a_killed_run_continues(server, tmp_path)
 
 
+def test_a_copied_workdir_is_that_of_the_mirror_at_once(bucket, tmp_path):
+  with mirror.mirrored(tmp_path / 'one', str(bucket)):
+    train(tmp_path / 'one')
+  folder = tmp_path / 'bucket' / 'runs' / 'a' / 'checkpoints'
+  times = lambda: {p: p.stat().st_mtime_ns for p in folder.rglob('*')}
+  before = times()
+  with mirror.mirrored(tmp_path / 'two', str(bucket)):
+    ids = {(tmp_path / x / '.mirror').read_text() for x in ('one', 'two')}
+  assert len(ids) == 1 and times() == before  # Nothing is copied twice.
+
+
 def test_a_second_writer_is_refused(bucket, tmp_path):
   with mirror.mirrored(tmp_path / 'one', str(bucket)):
     message = "runs/a' is in use by process .*; wait until"

@@ -90,6 +90,7 @@ def mirrored(workdir: str | os.PathLike[str], url: str) -> Iterator[None]:
     with extras.one_sentence(f'mirror {url!r} cannot be read', fix):
       if steps and not workdirs.saved_steps(workdir):
         mirror.pull()
+    mirror.skip_checkpoints()
     stop = threading.Event()
     thread = threading.Thread(target=mirror.update_until, args=(stop,))
     thread.start()
@@ -194,9 +195,17 @@ class _Mirror:
           path
       ) as temporary, temporary.open('wb') as file:
         self._copy(remote, file)
+    files.write_atomically(self._workdir / _ID, self._id)
     shutil.rmtree(self._workdir / 'checkpoints', ignore_errors=True)
     os.replace(part / 'checkpoints', self._workdir / 'checkpoints')
     part.rmdir()
+
+  def skip_checkpoints(self) -> None:
+    """Marks checkpoints that the mirror has as copied, since none changes."""
+    self._pushed = {
+        name: stamp for name, stamp in self._local_files().items()
+        if name in self._names and name.startswith('checkpoints/')
+    }
 
   def push(self) -> None:
     """Copies new and changed files to the bucket, and then the manifest."""
