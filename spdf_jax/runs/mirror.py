@@ -140,8 +140,14 @@ class _Mirror:
     (self._bucket / _LEASE).write_text(json.dumps(self._lease))
 
   def end_lease(self) -> None:
-    with contextlib.suppress(Exception):  # The next process waits for its end.
+    """Removes the lease, so that the next process need not wait."""
+    try:
       (self._bucket / _LEASE).unlink(missing_ok=True)
+    except Exception as error:  # Clients of stores raise their own types.
+      logger.warning(
+          'the lease of mirror %r is not removed, so the next process waits: '
+          '%s', self._url, error,
+      )
 
   def read_manifest(self) -> tuple[list[int], str | None]:
     """Returns the steps and the id of the copy; `None` if there is none."""
