@@ -372,7 +372,6 @@ def test_an_impossible_phase_is_refused(field, value, message):
     ({'algorithm': static(1)}, "phase 'p0': sparsity is"),
     ({'algorithm': static(math.nan)}, "phase 'p0': sparsity is"),
     ({'algorithm': 0.5}, "'phases.p0.algorithm' is 0.5; it must be a mapping"),
-    ({'sparsity': 0.5}, "p0.sparsity' was replaced; use algorithm"),
     ({'data': 'corpsu'}, "data of phase 'p0': 'corpsu' .*'corpus'"),
     (make_rate('cosin'), "rate of phase 'p0': schedule 'cosin' .*'cosine'"),
     (make_rate('rewnd'), "rate of phase 'p0': schedule 'rewnd' .*'rewind'"),

@@ -271,7 +271,7 @@ def test_batches_ends_of_text_and_halves_of_characters(tokenizer):
 
 
 @pytest.mark.parametrize('make, message', [
-    (lambda: train_bpe(TEXTS, 256), 'vocab_size=256 is too small.*257'),
+    (lambda: train_bpe(TEXTS, 256), 'vocab_size=256 is out of range.*257'),
     (lambda: train_bpe(TEXTS, 5000), 'vocab_size=5000 is more than'),
     (lambda: with_special_tokens(ByteTokenizer()), 'special_tokens is set and'),
     (lambda: bpe_from_parts({'<|endoftext|>': 0, 'a': 1}, [('a', 'b')]),

@@ -158,7 +158,16 @@ def prepare_corpus(
         'Preparing the corpus in %s, once; it takes up to a minute.', directory
     )
     _build(temporary, read(), make_tokenizer, source)
-    _move_into_place(temporary, directory, name, source)
+    try:
+      os.rename(temporary, directory)
+    except OSError:
+      if not directory.is_dir():
+        raise
+      # Replaces the files of a damaged folder, or of one that another process
+      # has built meanwhile. This is safe while others read or replace them,
+      # since all build the same files.
+      for file in temporary.iterdir():
+        os.replace(file, directory / file.name)
     return _open(directory, name, source)
   except OSError as error:
     raise OSError(
@@ -279,11 +288,8 @@ def _open_verified(directory: Path | str, largest: float) -> Corpus:
         f'corpus {str(directory)!r} has no tokenizer.json; give a folder that'
         ' `python -m experiments.prepare` wrote.'
     )
-  tokenizer = tokenizer_files.load_tokenizer(directory / 'tokenizer.json')
-  opened = {s: token_files.open_token_file(directory / s) for s in SPLITS}
+  tokenizer, opened = _open_files(directory, largest)
   for split, file in opened.items():
-    if file.tokens.nbytes <= largest:
-      token_files.verify_token_file(file)
     source = file.description['source']
     if (source.get('split'), source.get('tokenizer_fingerprint')) != (
         split, tokenizer.fingerprint
@@ -292,8 +298,20 @@ def _open_verified(directory: Path | str, largest: float) -> Corpus:
           f'{file.path} is not the {split} split that was made with the'
           ' tokenizer.json beside it; prepare the corpus again.'
       )
-  train, validation, test = opened.values()
-  return Corpus(directory.name, tokenizer, train, validation, test)
+  return Corpus(directory.name, tokenizer, **opened)
+
+
+def _open_files(
+    directory: Path, largest: float
+) -> tuple[Tokenizer, dict[str, Any]]:
+  """Opens tokenizer and splits; verifies files of at most `largest` bytes."""
+  tokenizer = tokenizer_files.load_tokenizer(directory / 'tokenizer.json')
+  opened: dict[str, Any] = {}
+  for split in SPLITS:
+    opened[split] = token_files.open_token_file(directory / split)
+    if opened[split].tokens.nbytes <= largest:
+      token_files.verify_token_file(opened[split])
+  return tokenizer, opened
 
 
 def _is_prepared_folder(name: str) -> bool:
@@ -468,35 +486,14 @@ def _documents(
     yield [*ids, tokenizer.end_of_text], len(text.encode('utf-8'))
 
 
-def _move_into_place(
-    temporary: Path, directory: Path, name: str, source: Mapping[str, Any]
-) -> None:
-  """Moves a finished folder to its place, unless a valid one is there."""
-  try:
-    os.rename(temporary, directory)
-  except OSError:
-    if not directory.is_dir():
-      raise
-    try:
-      _open(directory, name, source)  # Another process was faster.
-    except (OSError, ValueError):
-      # A damaged folder is repaired file by file. This is safe while other
-      # processes read or repair it, since all build the same files.
-      for file in temporary.iterdir():
-        os.replace(file, directory / file.name)
-
-
 def _open(directory: Path, name: str, source: Mapping[str, Any]) -> Corpus:
   """Opens a prepared corpus; raises OSError or ValueError if it is damaged."""
-  tokenizer = tokenizer_files.load_tokenizer(directory / 'tokenizer.json')
-  opened = {s: token_files.open_token_file(directory / s) for s in SPLITS}
+  tokenizer, opened = _open_files(directory, math.inf)
   for split, file in opened.items():
-    token_files.verify_token_file(file)
     expected = {**source, 'split': split, 'tokenizer': tokenizer.fingerprint}
     if file.description['source'] != expected:
       raise ValueError(
           f'{file.path} was made from {file.description["source"]}, not from'
           f' {expected}.'
       )
-  train, validation, test = opened.values()
-  return Corpus(name, tokenizer, train, validation, test)
+  return Corpus(name, tokenizer, **opened)

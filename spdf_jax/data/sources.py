@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 import dataclasses
 from typing import Any
+from typing import ClassVar
 from typing import final
 from typing import NamedTuple
 from typing import NoReturn
@@ -185,15 +186,12 @@ class PlannedCorpus:
   tokens: int
   tokenizer: PlannedTokenizer
 
+  fingerprint: ClassVar[str] = 'planned'
+
   @property
   def source(self) -> 'PlannedCorpus':
     """Source of training batches, which is this object."""
     return self
-
-  @property
-  def fingerprint(self) -> str:
-    """Constant instead of a fingerprint."""
-    return 'planned'
 
   def block_length(self, lengths: Sequence[int]) -> int:
     """Returns the longest length, in tokens."""
@@ -203,16 +201,8 @@ class PlannedCorpus:
     """Returns the planned number of blocks of `block_length` tokens."""
     return max(self.tokens - 1, 0) // block_length
 
-  def read(
-      self,
-      blocks: np.ndarray,
-      offsets: np.ndarray,
-      *,
-      block_length: int,
-      length: int,
-  ) -> Batch:
+  def read(self, *unused: Any, **unused_too: Any) -> NoReturn:
     """Raises ValueError, since planned data cannot be read."""
-    del blocks, offsets, block_length, length
     _refuse('corpus', self.name)
 
 
@@ -233,10 +223,7 @@ class PlannedExamples:
   name: str
   examples: int
 
-  @property
-  def fingerprint(self) -> str:
-    """Constant instead of a fingerprint."""
-    return 'planned'
+  fingerprint: ClassVar[str] = 'planned'
 
   def block_length(self, lengths: Sequence[int]) -> int:
     """Returns the longest length, in tokens."""
@@ -247,16 +234,8 @@ class PlannedExamples:
     del block_length
     return self.examples
 
-  def read(
-      self,
-      blocks: np.ndarray,
-      offsets: np.ndarray,
-      *,
-      block_length: int,
-      length: int,
-  ) -> Batch:
+  def read(self, *unused: Any, **unused_too: Any) -> NoReturn:
     """Raises ValueError, since planned data cannot be read."""
-    del blocks, offsets, block_length, length
     _refuse('task', self.name)
 
 

@@ -296,15 +296,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> LibraryTokenizer:
     >>> train_bpe(['to be or not to be'] * 2, vocab_size=258).vocab_size
     258
   """
-  if vocab_size < 257:
+  if not 257 <= vocab_size <= LARGEST_VOCABULARY:
     raise ValueError(
-        f'vocab_size={vocab_size} is too small for byte-pair encoding; use'
-        ' at least 257 (256 bytes and the end of text).'
-    )
-  if vocab_size > LARGEST_VOCABULARY:
-    raise ValueError(
-        f'vocab_size={vocab_size} is too large for byte-pair encoding; use at'
-        f' most {LARGEST_VOCABULARY}.'
+        f'vocab_size={vocab_size} is out of range for byte-pair encoding; use'
+        f' 257 (256 bytes and the end of text) to {LARGEST_VOCABULARY}.'
     )
   library = _library()
   model = _byte_level(library, library.models.BPE())

@@ -16,22 +16,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from spdf_jax.files import seal
-from spdf_jax.sparsity.trees import by_name
-from spdf_jax.sparsity.trees import path_name
-from spdf_jax.sparsity.trees import path_parts
+from spdf_jax.sparsity import trees
+from spdf_jax.training import identity
+from spdf_jax.training import workdir as workdirs
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.early_stop import describe_best
-from spdf_jax.training.identity import describe_arrays
-from spdf_jax.training.identity import digest_arrays
-from spdf_jax.training.identity import MismatchError
-from spdf_jax.training.identity import past_identity
-from spdf_jax.training.identity import read_config
-from spdf_jax.training.identity import refuse_difference
-from spdf_jax.training.identity import run_identity
 from spdf_jax.training.step import TrainState
-from spdf_jax.training.workdir import read_item
-from spdf_jax.training.workdir import read_meta
-from spdf_jax.training.workdir import refuse_saved
 
 PyTree = Any
 
@@ -62,25 +52,25 @@ def read_checkpoint(
     ValueError: the checkpoint is damaged: an array, the metadata or the step
       differs from what was saved.
   """
-  meta = read_meta(checkpoint)
-  stored = read_config(meta['config'], f'checkpoint {checkpoint}')
+  meta = workdirs.read_meta(checkpoint)
+  stored = identity.read_config(meta['config'], f'checkpoint {checkpoint}')
   data = _read_data(checkpoint)
-  identity_of, sources = run_identity, dict(fingerprints)
+  identity_of, sources = identity.run_identity, dict(fingerprints)
   found = data['fingerprints']
   past = meta['densified'] if 'densified' in meta else ()
   if past:
     _check_next_phase_is_dense(checkpoint, len(past), config)
-    identity_of = functools.partial(past_identity, phases=len(past))
+    identity_of = functools.partial(identity.past_identity, phases=len(past))
     read = {phase.data for phase in stored.phases if phase.name in past}
     found, sources = (
         {k: v for k, v in x.items() if k in read} for x in (found, sources)
     )
-  refuse_difference(
+  identity.refuse_difference(
       checkpoint, 'config', identity_of(stored), identity_of(config)
   )
-  refuse_difference(checkpoint, 'data', found, sources)
-  refuse_difference(
-      checkpoint, 'model', meta['arrays'], describe_arrays(abstract)
+  identity.refuse_difference(checkpoint, 'data', found, sources)
+  identity.refuse_difference(
+      checkpoint, 'model', meta['arrays'], identity.describe_arrays(abstract)
   )
   if stored.storage != config.storage:
     logger.info(
@@ -107,7 +97,7 @@ def read_checkpoint(
 
 
 def _read_data(checkpoint: pathlib.Path) -> dict[str, Any]:
-  data = read_item(checkpoint, 'data')
+  data = workdirs.read_item(checkpoint, 'data')
   if data['step'] != int(checkpoint.name):
     raise ValueError(
         f'checkpoint {checkpoint} holds step {data["step"]}, which is not the '
@@ -121,7 +111,7 @@ def _check_digests(
     checkpoint: pathlib.Path, meta: Mapping[str, Any], tree: PyTree
 ) -> None:
   """Raises ValueError if an array is not what was saved."""
-  for name, found in digest_arrays(tree).items():
+  for name, found in identity.digest_arrays(tree).items():
     if found != meta['digests'][name]:
       raise ValueError(
           f'checkpoint {checkpoint} is damaged: array {name} is not what was '
@@ -142,7 +132,7 @@ def verify_checkpoint(checkpoint: pathlib.Path) -> int:
     ValueError: an array, the metadata or the step differs from what was saved.
     Exception: as orbax raises it for files that cannot be read.
   """
-  meta = read_meta(checkpoint)
+  meta = workdirs.read_meta(checkpoint)
   _read_data(checkpoint)
   saved = {
       name for name in meta['digests']
@@ -157,7 +147,7 @@ def verify_checkpoint(checkpoint: pathlib.Path) -> int:
     warnings.filterwarnings('ignore', 'Sharding info not provided')
     found = {item: checkpointer.restore(checkpoint / item) for item in items}
   _check_digests(checkpoint, meta, found)
-  missing = saved - by_name(found).keys()
+  missing = saved - trees.by_name(found).keys()
   if missing:
     raise ValueError(
         f'checkpoint {checkpoint} is damaged: array {min(missing)} is missing; '
@@ -212,7 +202,7 @@ def _check_next_phase_is_dense(
 ) -> None:
   for phase in config.phases[past:past + 1]:
     if not phase.is_dense:
-      raise MismatchError(
+      raise identity.MismatchError(
           f'checkpoint {checkpoint} was densified, and phase {phase.name!r}, '
           'which would resume from it, has the algorithm '
           f'{phase.algorithm["name"]!r}; set the algorithm of the phase to '
@@ -236,10 +226,10 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
     ValueError: the checkpoint is damaged.
     OSError: the checkpoint is missing.
   """
-  meta = read_meta(checkpoint)
+  meta = workdirs.read_meta(checkpoint)
   found = {k: v for k, v in meta['arrays'].items() if k.startswith('params/')}
-  asked = {f'params/{k}': v for k, v in describe_arrays(abstract).items()}
-  refuse_difference(checkpoint, 'model', found, asked)
+  asked = identity.describe_arrays({'params': abstract})
+  identity.refuse_difference(checkpoint, 'model', found, asked)
   params = _restore(checkpoint, params=abstract).params
   best = describe_best(meta, int(checkpoint.name))
   if best:
@@ -262,7 +252,7 @@ def _average(
   b1 = found.pop((*path, 'b1'))
   iterates = {'/'.join(parts[len(path) + 1:]): z for parts, z in found.items()}
   return jax.tree_util.tree_map_with_path(
-      lambda p, y: ((y - (1 - b1) * iterates[path_name(p)]) / b1).astype(
+      lambda p, y: ((y - (1 - b1) * iterates[trees.path_name(p)]) / b1).astype(
           y.dtype
       ),
       params,
@@ -280,16 +270,9 @@ def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
     parameters only.
 
   Raises:
-    ValueError: the checkpoint is damaged, or does not record which of its
-      arrays are masks.
+    ValueError: the checkpoint is damaged.
   """
-  meta = read_meta(checkpoint)
-  if 'masks' not in meta:
-    raise ValueError(
-        f'checkpoint {checkpoint} does not record which of its arrays are '
-        'masks, because an earlier version wrote it; repeat the run or the '
-        'conversion that wrote it, or use another checkpoint.'
-    )
+  meta = workdirs.read_meta(checkpoint)
   parameters = {tuple(path): name for name, path in meta['masks'].items()}
   if not parameters:
     return {}
@@ -306,7 +289,7 @@ def _read_arrays(
   handler = ocp.PyTreeCheckpointHandler()
   abstract = jax.tree_util.tree_map_with_path(
       lambda path, x: _placed(jax.ShapeDtypeStruct(x.shape, x.dtype))
-      if is_wanted(path_parts(path)) else ocp.PLACEHOLDER,
+      if is_wanted(trees.path_parts(path)) else ocp.PLACEHOLDER,
       handler.metadata(checkpoint / 'opt_state').tree,
   )
   args = ocp.args.PyTreeRestore(
@@ -316,11 +299,11 @@ def _read_arrays(
   with ocp.Checkpointer(handler) as checkpointer:
     restored = checkpointer.restore(checkpoint / 'opt_state', args)
   arrays = jax.tree_util.tree_map_with_path(
-      lambda path, x: x if is_wanted(path_parts(path)) else None, restored
+      lambda path, x: x if is_wanted(trees.path_parts(path)) else None, restored
   )
   _check_digests(checkpoint, meta, {'opt_state': arrays})
   return {
-      path_parts(path): array
+      trees.path_parts(path): array
       for path, array in jax.tree_util.tree_leaves_with_path(arrays)
   }
 
@@ -341,7 +324,7 @@ def write_params(
   Raises:
     ValueError: the workdir has checkpoints already.
   """
-  refuse_saved(workdir)
+  workdirs.refuse_saved(workdir)
   checkpoint = pathlib.Path(workdir).absolute() / 'checkpoints' / '0'
   save_json = ocp.args.JsonSave
   items = ocp.args.Composite(
@@ -350,8 +333,8 @@ def write_params(
       meta=save_json(seal({
           'config': config,
           'phase_ends': {},
-          'arrays': describe_arrays({'params': params}),
-          'digests': digest_arrays({'params': params}),
+          'arrays': identity.describe_arrays({'params': params}),
+          'digests': identity.digest_arrays({'params': params}),
           'masks': {},
       })),
   )

@@ -15,18 +15,13 @@ import orbax.checkpoint as ocp
 from spdf_jax.files import seal
 from spdf_jax.sparsity.state import mask_paths
 from spdf_jax.training import checkpoint_files
-from spdf_jax.training.checkpoint_files import read_checkpoint
+from spdf_jax.training import identity
+from spdf_jax.training import workdir as workdirs
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.early_stop import Best
 from spdf_jax.training.early_stop import read_bests
-from spdf_jax.training.identity import describe_arrays
-from spdf_jax.training.identity import digest_arrays
-from spdf_jax.training.identity import MismatchError
 from spdf_jax.training.optimizers import schedule_free_path
 from spdf_jax.training.step import TrainState
-from spdf_jax.training.workdir import free_name
-from spdf_jax.training.workdir import past_ends
-from spdf_jax.training.workdir import read_meta
 
 logger = logging.getLogger('spdf_jax')
 
@@ -114,8 +109,8 @@ class Checkpoints:
                 'config': self._config.as_dict(),
                 'phase_ends': self._phase_ends,
                 'best': {name: list(each) for name, each in best.items()},
-                'arrays': describe_arrays(state),
-                'digests': digest_arrays(state),
+                'arrays': identity.describe_arrays(state),
+                'digests': identity.digest_arrays(state),
                 'masks': mask_paths(state.opt_state),
                 'schedule_free': schedule_free_path(state.opt_state),
                 'densified': self._densified,
@@ -147,13 +142,13 @@ class Checkpoints:
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
       try:
-        return read_checkpoint(
+        return checkpoint_files.read_checkpoint(
             self._directory / str(step),
             abstract,
             config=self._config,
             fingerprints=self._fingerprints,
         )
-      except MismatchError:
+      except identity.MismatchError:
         raise
       except Exception as error:  # Damage may raise any exception.
         if not checkpoint_files.is_damaged(
@@ -167,7 +162,7 @@ class Checkpoints:
               'not move it aside; move it out of this folder to use the one '
               'before it.'
           ) from error
-        aside = free_name(
+        aside = workdirs.free_name(
             self._directory.parent / 'damaged_checkpoints' / str(step)
         )
         aside.parent.mkdir(exist_ok=True)
@@ -195,12 +190,12 @@ class Checkpoints:
 
   def ends_until(self, step: int) -> dict[str, int]:
     """Returns the ends of phases up to a saved step, by name."""
-    return past_ends(self._directory / str(step))
+    return workdirs.past_ends(self._directory / str(step))
 
   def best_until(self, step: int) -> dict[str, Best]:
     """Returns the best evaluations up to a saved step that are saved too."""
     saved = self._manager.all_steps()
-    bests = read_bests(read_meta(self._directory / str(step)))
+    bests = read_bests(workdirs.read_meta(self._directory / str(step)))
     return {name: best for name, best in bests.items() if best.step in saved}
 
   def restore_best(self, best: Best, abstract: TrainState) -> TrainState:
@@ -219,7 +214,7 @@ class Checkpoints:
     self.wait()
     checkpoint = self._directory / str(best.step)
     try:
-      return read_checkpoint(
+      return checkpoint_files.read_checkpoint(
           checkpoint,
           abstract,
           config=self._config,

@@ -9,41 +9,21 @@ from typing import Any
 from spdf_jax import models
 from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.names import lookup
+from spdf_jax.training import fields
+from spdf_jax.training import learning_rates
+from spdf_jax.training import optimizers
+from spdf_jax.training import settings
 from spdf_jax.training.early_stop import EarlyStop
-from spdf_jax.training.fields import check_known
-from spdf_jax.training.fields import check_type
-from spdf_jax.training.fields import plain
-from spdf_jax.training.fields import read_fields
-from spdf_jax.training.fields import Reader
-from spdf_jax.training.learning_rates import LearningRate
-from spdf_jax.training.learning_rates import TAKES
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.matmul import MATMULS
-from spdf_jax.training.optimizers import NamedOptimizer
-from spdf_jax.training.optimizers import read_optimizer
 from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.phases import check_order
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.phases import Rate
-from spdf_jax.training.settings import AdapterConfig
-from spdf_jax.training.settings import check_counts
-from spdf_jax.training.settings import CheckpointConfig
-from spdf_jax.training.settings import DataConfig
-from spdf_jax.training.settings import EvaluationConfig
-from spdf_jax.training.settings import MeshConfig
-from spdf_jax.training.settings import ModelConfig
-from spdf_jax.training.settings import OptimizerConfig
-from spdf_jax.training.settings import Parameterization
-from spdf_jax.training.settings import PARAMETERIZATIONS
 
 _PHASE_FIELDS = {
     f.name: None for f in dataclasses.fields(Phase)
     if f.name not in ('name', 'steps')
-}
-_RENAMED = {
-    'restart': 'reset_moments', 'reshuffle': 'new_epoch',
-    'rewind': 'rewind_weights_to',
-    'sparsity': "algorithm, a mapping: {'name': 'static', 'sparsity': …}",
 }
 
 _OF_TEACHER = ('teacher', 'temperature', 'teacher_weight')
@@ -94,28 +74,30 @@ class RunConfig:
   """
 
   seed: int
-  model: ModelConfig
+  model: settings.ModelConfig
   matmul: str
   storage: str
   loss: Loss
   micro_batches: int
   max_skipped_steps: int
-  mesh: MeshConfig
-  data: DataConfig
-  optimizer: OptimizerConfig | NamedOptimizer
+  mesh: settings.MeshConfig
+  data: settings.DataConfig
+  optimizer: settings.OptimizerConfig | optimizers.NamedOptimizer
   revival_warmup: int | None
-  parameterization: Parameterization | None
+  parameterization: settings.Parameterization | None
   phases: tuple[Phase, ...]
-  evaluation: EvaluationConfig
+  evaluation: settings.EvaluationConfig
   eval_every: int
   log_every: int
-  checkpoints: CheckpointConfig
+  checkpoints: settings.CheckpointConfig
   resume: str
   init_from: str
-  adapter: AdapterConfig | None
+  adapter: settings.AdapterConfig | None
 
   def __post_init__(self):
-    check_counts(self, '', ('eval_every', 'log_every', 'micro_batches'))
+    settings.check_counts(
+        self, '', ('eval_every', 'log_every', 'micro_batches')
+    )
     if not 0 <= self.seed < 2**32:
       raise ValueError(
           f'seed is {self.seed}; give a whole number in [0, 2**32).'
@@ -139,7 +121,7 @@ class RunConfig:
     for name in ('adapter', 'parameterization', 'revival_warmup'):
       if getattr(self, name) is None:
         continue
-      if isinstance(self.optimizer, NamedOptimizer):
+      if isinstance(self.optimizer, optimizers.NamedOptimizer):
         raise ValueError(
             f'{name} is set, which needs AdamW, and the optimizer is '
             f"{self.optimizer.name!r}; use 'adamw', or leave {name} out."
@@ -219,14 +201,14 @@ class RunConfig:
 
   def as_dict(self) -> dict[str, Any]:
     """Returns the config as `parse` reads it, JSON-able."""
-    fields = dataclasses.asdict(self)
-    fields['model'] = self.model.as_dict()
-    fields['optimizer'] = self.optimizer.as_dict()
-    fields['phases'] = {'order': [phase.name for phase in self.phases]} | {
-        phase.pop('name'): phase for phase in fields['phases']
+    values = dataclasses.asdict(self)
+    values['model'] = self.model.as_dict()
+    values['optimizer'] = self.optimizer.as_dict()
+    values['phases'] = {'order': [phase.name for phase in self.phases]} | {
+        phase.pop('name'): phase for phase in values['phases']
         if not phase.pop('steps')
     }
-    return fields
+    return values
 
 
 def parse(config: Any) -> RunConfig:
@@ -243,10 +225,10 @@ def parse(config: Any) -> RunConfig:
     ValueError: a field is unknown, missing, of another type or out of its
       range, or two contradict one another.
   """
-  given = plain(config)
+  given = fields.plain(config)
   defaults = given.pop('phase_defaults', {})
-  check_known(defaults, _PHASE_FIELDS, 'phase_defaults')
-  config = read_fields(RunConfig, given, readers={
+  fields.check_known(defaults, _PHASE_FIELDS, 'phase_defaults')
+  config = fields.read_fields(RunConfig, given, readers={
       **_READERS,
       tuple[Phase, ...]: lambda phases, _: parse_phases(phases, defaults),
   })
@@ -295,7 +277,7 @@ def parse_phases(
   )
 
 
-def parse_mesh(config: Any) -> MeshConfig:
+def parse_mesh(config: Any) -> settings.MeshConfig:
   """Parses only the mesh of a config, before JAX initializes its devices.
 
   Raises:
@@ -305,28 +287,30 @@ def parse_mesh(config: Any) -> MeshConfig:
     >>> parse_mesh({'mesh': {'data': 1, 'fsdp': 2, 'tensor': 1}})
     MeshConfig(data=1, fsdp=2, tensor=1)
   """
-  return read_fields(MeshConfig, plain(config).get('mesh'), 'mesh')
+  given = fields.plain(config).get('mesh')
+  return fields.read_fields(settings.MeshConfig, given, 'mesh')
 
 
-def _read_model(given: Any, path: str) -> ModelConfig:
+def _read_model(given: Any, path: str) -> settings.ModelConfig:
   """Reads a preset and the fields to override; `None` keeps the default."""
   if not isinstance(given, Mapping) or 'preset' not in given:
     raise ValueError(
         f'config field {path!r} has no preset; set {path}.preset to one of '
         f'{", ".join(models.PRESETS)}.'
     )
-  check_type(given['preset'], str, f'{path}.preset')
+  fields.check_type(given['preset'], str, f'{path}.preset')
   if ':' in given['preset']:
     arguments = {
         k: v for k, v in given.items() if k != 'preset' and v is not None
     }
-    return ModelConfig(given['preset'], OwnSizes(arguments))
+    return settings.ModelConfig(given['preset'], OwnSizes(arguments))
   preset = lookup('preset', given['preset'], models.PRESETS)
   for field in dataclasses.fields(preset):
     if field.name in given:
       kind: Any = field.type
-      check_type(given[field.name], kind | None, f'{path}.{field.name}')
-  return ModelConfig(given['preset'], models.create_model(**given).config)
+      fields.check_type(given[field.name], kind | None, f'{path}.{field.name}')
+  sizes = models.create_model(**given).config
+  return settings.ModelConfig(given['preset'], sizes)
 
 
 def _merged(defaults: Any, given: Any) -> Any:
@@ -342,7 +326,7 @@ def _read_phase(name: str, given: Any) -> Phase:
   """Reads a phase; error messages name the phase."""
   path = f'phases.{name}'
 
-  def named(what: str, read: Reader) -> Reader:
+  def named(what: str, read: fields.Reader) -> fields.Reader:
     def read_named(value: Any, path: str) -> Any:
       try:
         return read(value, path)
@@ -351,16 +335,12 @@ def _read_phase(name: str, given: Any) -> Phase:
 
     return read_named
 
-  for old, new in _RENAMED.items():
-    if isinstance(given, Mapping) and old in given:
-      raise ValueError(
-          f'config field {f"{path}.{old}"!r} was replaced; use {new}.'
-      )
-  check_known(given, _PHASE_FIELDS, path)
-  return read_fields(Phase, {**given, 'name': name, 'steps': None}, path, {
+  fields.check_known(given, _PHASE_FIELDS, path)
+  given = {**given, 'name': name, 'steps': None}
+  return fields.read_fields(Phase, given, path, {
       Any: lambda given, path: given,  # The number of steps, not given here.
       Rate: named('learning rate of ', _read_rate),
-      EarlyStop | None: named('', _read_early_stop),
+      EarlyStop | None: named('', _read_unless_empty(EarlyStop, 'metric')),
       float | None: _read_optional(float),
       str | int | None: _read_optional(str),
       str | None: _read_optional(str),
@@ -368,78 +348,78 @@ def _read_phase(name: str, given: Any) -> Phase:
   })
 
 
-def _read_rate(given: Any, path: str) -> LearningRate:
+def _read_rate(given: Any, path: str) -> learning_rates.LearningRate:
   """Reads a learning rate, skipping the fields that its schedule ignores."""
-  fields = [field.name for field in dataclasses.fields(LearningRate)]
-  check_known(given, dict.fromkeys(fields), path)
+  _check_fields(learning_rates.LearningRate, given, path)
   if 'schedule' in given:
-    takes = lookup('schedule', given['schedule'], TAKES)
+    takes = lookup('schedule', given['schedule'], learning_rates.TAKES)
     given = {k: v for k, v in given.items() if k in ('schedule', *takes)}
-  return read_fields(LearningRate, given, path)
+  return fields.read_fields(learning_rates.LearningRate, given, path)
 
 
-def _read_early_stop(given: Any, path: str) -> EarlyStop | None:
-  """Reads an early stop; returns `None` if it has no metric."""
-  if given is None:
-    return None
-  fields = [field.name for field in dataclasses.fields(EarlyStop)]
-  check_known(given, dict.fromkeys(fields), path)
-  if not given.get('metric'):
-    return None
-  return read_fields(EarlyStop, given, path)
+def _read_unless_empty(kind: Any, name: str) -> fields.Reader:
+  """Returns a reader of a dataclass; it reads `None` if a field is empty."""
+  def read(given: Any, path: str) -> Any:
+    if given is None:
+      return None
+    _check_fields(kind, given, path)
+    return fields.read_fields(kind, given, path) if given.get(name) else None
+
+  return read
 
 
-def _read_parameterization(given: Any, path: str) -> Parameterization | None:
+def _check_fields(kind: Any, given: Any, path: str) -> None:
+  """Raises ValueError unless a value is a mapping of a dataclass' fields."""
+  known = {field.name: None for field in dataclasses.fields(kind)}
+  fields.check_known(given, known, path)
+
+
+def _read_parameterization(
+    given: Any, path: str
+) -> settings.Parameterization | None:
   """Reads a parameterization; returns `None` for the standard one."""
   if given is None:
     return None
-  fields = [field.name for field in dataclasses.fields(Parameterization)]
-  check_known(given, dict.fromkeys(fields), path)
+  _check_fields(settings.Parameterization, given, path)
   name = given.get('name')
-  lookup(path, name, dict.fromkeys(PARAMETERIZATIONS))
+  lookup(path, name, dict.fromkeys(settings.PARAMETERIZATIONS))
   if name == 'standard':
     return None
-  return read_fields(Parameterization, given, path)
+  return fields.read_fields(settings.Parameterization, given, path)
 
 
-def _read_optional(kind: type) -> Reader:
+def _read_optional(kind: type) -> fields.Reader:
   """Returns a reader of a value that 0 or `''` sets to `None`."""
   def read(given: Any, path: str) -> Any:
-    check_type(given, kind | None, path)
+    fields.check_type(given, kind | None, path)
     return given or None
 
   return read
 
 
 def _read_patterns(given: Any, path: str) -> tuple[str, ...] | None:
-  check_type(given, list | None, path)
+  fields.check_type(given, list | None, path)
   for pattern in given or ():
-    check_type(pattern, str, path)
+    fields.check_type(pattern, str, path)
   return tuple(given) if given else None
 
 
 def _read_loss(given: Any, path: str) -> Loss:
   """Reads the loss, without the fields of a teacher that is not given."""
-  check_known(given, {f.name: None for f in dataclasses.fields(Loss)}, path)
+  _check_fields(Loss, given, path)
   if not given.get('teacher'):
     given = {k: v for k, v in given.items() if k not in _OF_TEACHER}
-  return read_fields(Loss, given, path)
+  return fields.read_fields(Loss, given, path)
 
 
-def _read_adapter(given: Any, path: str) -> AdapterConfig | None:
-  """Reads the adapters; returns `None` without a rank."""
-  fields = [field.name for field in dataclasses.fields(AdapterConfig)]
-  if given is not None:
-    check_known(given, dict.fromkeys(fields), path)
-  if not (given or {}).get('rank'):
-    return None
-  return read_fields(AdapterConfig, given, path)
-
-
-_READERS: Mapping[Any, Reader] = {
-    AdapterConfig | None: _read_adapter,
+_READERS: Mapping[Any, fields.Reader] = {
+    settings.AdapterConfig | None: _read_unless_empty(
+        settings.AdapterConfig, 'rank'
+    ),
     Loss: _read_loss,
-    ModelConfig: _read_model,
-    OptimizerConfig | NamedOptimizer: read_optimizer,
-    Parameterization | None: _read_parameterization,
+    settings.ModelConfig: _read_model,
+    settings.OptimizerConfig | optimizers.NamedOptimizer: (
+        optimizers.read_optimizer
+    ),
+    settings.Parameterization | None: _read_parameterization,
 }

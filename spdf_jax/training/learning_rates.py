@@ -91,15 +91,10 @@ class LearningRate:
 
   def __post_init__(self):
     takes = lookup('schedule', self.schedule, TAKES)
-    if 'to' in takes and self.to is None:
-      raise ValueError(
-          "schedule 'rewind' needs 'to', the step to rewind to; set it, e.g. "
-          "to '100 steps'."
-      )
     for name in takes:
       if getattr(self, name) is None:
         raise ValueError(
-            f'schedule {self.schedule!r} needs {name}, which is not given; '
+            f'schedule {self.schedule!r} needs {name!r}, which is not given; '
             'set it.'
         )
     peak = self.peak if 'peak' in takes else None

@@ -11,25 +11,18 @@ from typing import Any
 
 import jax
 
+from spdf_jax.training import losses
+from spdf_jax.training import processes
+from spdf_jax.training import progress as progresses
+from spdf_jax.training import step as steps
+from spdf_jax.training import writers as metric_writers
 from spdf_jax.training.evaluations import Evaluations
 from spdf_jax.training.evaluations import Evaluator
-from spdf_jax.training.losses import LEAST_SCALE
-from spdf_jax.training.losses import NotFinite
 from spdf_jax.training.metrics import MetricWriter
 from spdf_jax.training.metrics import read_rows
-from spdf_jax.training.processes import Interrupts
-from spdf_jax.training.processes import is_main_process
 from spdf_jax.training.profiling import Profiler
-from spdf_jax.training.progress import Progress
-from spdf_jax.training.progress import skipped_in
-from spdf_jax.training.progress import TrainLog
 from spdf_jax.training.run import Run
-from spdf_jax.training.step import at_step
-from spdf_jax.training.step import step_values
-from spdf_jax.training.step import TrainState
 from spdf_jax.training.workdir import saved_steps
-from spdf_jax.training.writers import AllWriters
-from spdf_jax.training.writers import Open
 
 logger = logging.getLogger('spdf_jax')
 
@@ -61,10 +54,10 @@ def train(
     *,
     evaluators: Sequence[Evaluator] = (),
     phase_end_evaluators: Sequence[Evaluator] = (),
-    writers: Sequence[Open] = (),
+    writers: Sequence[metric_writers.Open] = (),
     profile: range = range(0),
     on_early_end: Callable[[], object] = lambda: None,
-) -> TrainState:
+) -> steps.TrainState:
   """Trains through all phases, starting from the state of an open run.
 
   Args:
@@ -94,7 +87,7 @@ def train(
       float16 even with a loss scale of 1. That step is not saved.
     ValueError: the run is not open, or was trained already.
   """
-  with contextlib.closing(run), Interrupts() as interrupts:
+  with contextlib.closing(run), processes.Interrupts() as interrupts:
     # The compact step copies the state first, so nothing else may hold it.
     state, run.state = run.state, None
     if state is None:
@@ -111,16 +104,18 @@ def train(
           start,
       )
     evaluations = Evaluations(run, evaluators, phase_end_evaluators, rows)
-    out = None if is_main_process() else open(os.devnull, 'w')
-    progress = Progress(run, start, out=out)
-    writer = AllWriters([
+    out = None if processes.is_main_process() else open(os.devnull, 'w')
+    progress = progresses.Progress(run, start, out=out)
+    writer = metric_writers.AllWriters([
         MetricWriter(run.workdir / 'metrics.jsonl', start),
         *(
             open_writer(run.workdir, run.config.as_dict(), start)
             for open_writer in writers
         ),
-    ] if is_main_process() else [])
-    log = TrainLog(writer, progress, run, skipped_in(rows, start))
+    ] if processes.is_main_process() else [])
+    log = progresses.TrainLog(
+        writer, progress, run, progresses.skipped_in(rows, start)
+    )
     with Profiler(profile, run.workdir / 'profile') as profiler:
       while step < run.plan.total_steps:
         profiler.before_step(step + 1, state)
@@ -154,9 +149,9 @@ def train(
           best = run.best.get(phase)
           if best is not None and best.step != step and (ends or ends_early):
             logger.info('phase %r ends with its best weights: %s', phase, best)
-            values = step_values(dense)
+            values = steps.step_values(dense)
             del dense, state  # Not held beside the best state.
-            dense = state = at_step(
+            dense = state = steps.at_step(
                 run.checkpoints.restore_best(best, run.abstract_state), values
             )
             writer.write_scalars(step, evaluations.run_best(step, dense))
@@ -210,8 +205,8 @@ def take_step(
     state, metrics = step_fn(state, batch)
     if int(state.step) > step:
       return state, metrics | {'train/attempts': attempts}
-    if metrics['train/loss_scale'] <= LEAST_SCALE:
-      raise NotFinite(
+    if metrics['train/loss_scale'] <= losses.LEAST_SCALE:
+      raise losses.NotFinite(
           f'gradients of step {step + 1} are not finite in float16, with a '
           'loss scale of 1 either; that step is not saved: lower the '
           "learning rate, or set model.dtype to 'bfloat16' or 'float32'."

@@ -14,14 +14,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from spdf_jax import names
 from spdf_jax import sparsity
-from spdf_jax.names import bind
-from spdf_jax.names import import_function
-from spdf_jax.names import lookup
+from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import Where
-from spdf_jax.sparsity.trees import path_name
-from spdf_jax.sparsity.trees import path_parts
 from spdf_jax.training.fields import check_type
 from spdf_jax.training.fields import read_fields
 from spdf_jax.training.plan import Plan
@@ -96,7 +93,7 @@ class NamedOptimizer:
       if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f'optimizer.{name} is {value}; it must be finite.')
     if ':' not in self.name:
-      self._bind(lookup('optimizer', self.name, OPTIMIZERS))
+      self._bind(names.lookup('optimizer', self.name, OPTIMIZERS))
 
   def as_dict(self) -> dict[str, Any]:
     """Returns the fields as `read_optimizer` reads them."""
@@ -106,8 +103,10 @@ class NamedOptimizer:
   def _bind(self, function: Constructor) -> Constructor:
     # The learning rate is passed later, by its keyword.
     given = {**self.arguments, 'learning_rate': None}
-    bind(f'optimizer {self.name!r}', function, given)
-    return bind(f'optimizer {self.name!r}', function, self.arguments, missing=1)
+    names.bind(f'optimizer {self.name!r}', function, given)
+    return names.bind(
+        f'optimizer {self.name!r}', function, self.arguments, missing=1
+    )
 
   def constructor(self, where: Where) -> Constructor:
     """Returns a function of the learning rate, and perhaps the weight decay.
@@ -124,9 +123,9 @@ class NamedOptimizer:
         missing or unexpected.
     """
     own = ':' in self.name
-    function = import_function('optimizer', self.name) if own else OPTIMIZERS[
-        self.name
-    ]
+    function = names.import_function(
+        'optimizer', self.name
+    ) if own else OPTIMIZERS[self.name]
     if not callable(function):
       raise ValueError(
           f'optimizer {self.name!r} is {function!r:.60}; give the name of a '
@@ -142,7 +141,7 @@ class NamedOptimizer:
           ),
       )
     masks = set(_MASKS) & inspect.signature(function).parameters.keys()
-    return bind(
+    return names.bind(
         f'optimizer {self.name!r}', make, dict.fromkeys(masks, matrices),
         missing=1,
     )
@@ -259,7 +258,7 @@ def matrices(params: PyTree) -> PyTree:
     {'wi': {'bias': False, 'kernel': True}}
   """
   return jax.tree_util.tree_map_with_path(
-      lambda path, _: path_name(path[-1:]) not in ('bias', 'scale'),
+      lambda path, _: trees.path_name(path[-1:]) not in ('bias', 'scale'),
       params,
   )
 
@@ -464,5 +463,5 @@ def schedule_free_path(opt_state: PyTree) -> tuple[str, ...] | None:
       opt_state, is_leaf=_is_schedule_free
   ):
     if _is_schedule_free(leaf):
-      return path_parts(path)
+      return trees.path_parts(path)
   return None

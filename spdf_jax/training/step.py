@@ -16,20 +16,12 @@ import numpy as np
 import optax
 
 from spdf_jax import sparsity
+from spdf_jax.sparsity import state as states
 from spdf_jax.sparsity.rewinding import RewindState
-from spdf_jax.sparsity.state import is_packed
-from spdf_jax.sparsity.state import stored_mask
 from spdf_jax.sparsity.trees import path_name
+from spdf_jax.training import losses
+from spdf_jax.training import matmul
 from spdf_jax.training.distillation import Distillation
-from spdf_jax.training.losses import adjust
-from spdf_jax.training.losses import CROSS_ENTROPY
-from spdf_jax.training.losses import Loss
-from spdf_jax.training.losses import LossScale
-from spdf_jax.training.losses import number_of_tokens
-from spdf_jax.training.matmul import ApplyFn
-from spdf_jax.training.matmul import choose_packed
-from spdf_jax.training.matmul import mask_sparsity
-from spdf_jax.training.matmul import SparseSteps
 from spdf_jax.training.plan import Plan
 
 PyTree = Any
@@ -48,14 +40,14 @@ class TrainState:
   opt_state: PyTree
   """Optimizer state, which contains the mask."""
 
-  loss_scale: LossScale | None = None
+  loss_scale: losses.LossScale | None = None
   """Loss scale in float16; `None` otherwise."""
 
 
 def create_state(
     params: PyTree,
     optimizer: optax.GradientTransformation,
-    loss_scale: LossScale | None = None,
+    loss_scale: losses.LossScale | None = None,
 ) -> TrainState:
   """Creates the state of step 0 from dense parameters, which it masks.
 
@@ -82,11 +74,11 @@ def train_step(
     state: TrainState,
     batch: Any,
     *,
-    apply_fn: ApplyFn,
+    apply_fn: matmul.ApplyFn,
     optimizer: optax.GradientTransformationExtraArgs,
     learning_rate: optax.Schedule,
-    sparse_steps: SparseSteps | None = None,
-    loss: Loss | Distillation = CROSS_ENTROPY,
+    sparse_steps: matmul.SparseSteps | None = None,
+    loss: losses.Loss | Distillation = losses.CROSS_ENTROPY,
     micro_batches: int = 1,
     dropout_key: jax.Array | None = None,
     skip_not_finite: bool = False,
@@ -139,9 +131,9 @@ def train_step(
     scale, `train/objective` if the loss is not plain cross-entropy, and
     `sparsity/…` for the statistics.
   """
-  mask = stored_mask(state.opt_state)
+  mask = states.stored_mask(state.opt_state)
 
-  tokens = number_of_tokens(batch.weights)
+  tokens = losses.number_of_tokens(batch.weights)
   scale = state.loss_scale.scale if state.loss_scale is not None else None
 
   keys = None
@@ -168,9 +160,9 @@ def train_step(
       return part(batch, None if keys is None else keys[0])
     return _accumulate(part, batch, keys, micro_batches)
 
-  if is_packed(mask):
+  if states.is_packed(mask):
     (objective, cross_entropy), grads = differentiate(
-        choose_packed(apply_fn, sparse_steps, state.params, mask)
+        matmul.choose_packed(apply_fn, sparse_steps, state.params, mask)
     )
   else:
     (objective, cross_entropy), grads = _differentiate_dense(
@@ -195,7 +187,7 @@ def train_step(
     params = jax.tree.map(
         lambda new, old: jnp.where(takes_new, new, old), params, state.params
     )
-  if not is_packed(mask):
+  if not states.is_packed(mask):
     # An update of -p leaves NaN where p is NaN.
     params = sparsity.apply_mask(params, sparsity.get_mask(opt_state))
   metrics = {
@@ -213,7 +205,7 @@ def train_step(
     metrics['train/loss_scale'] = state.loss_scale.scale
     new = dataclasses.replace(
         _keep_finite(finite, new, state),
-        loss_scale=adjust(state.loss_scale, finite),
+        loss_scale=losses.adjust(state.loss_scale, finite),
     )
   metrics |= {
       f'sparsity/{k}': v for k, v in statistics(new.opt_state).items()
@@ -225,8 +217,8 @@ def train_step(
 
 def _differentiate_dense(
     differentiate: Callable[..., PyTree],
-    apply_fn: ApplyFn,
-    sparse_steps: SparseSteps | None,
+    apply_fn: matmul.ApplyFn,
+    sparse_steps: matmul.SparseSteps | None,
     mask: PyTree,
     dense_grads: jax.Array,
 ) -> PyTree:
@@ -239,7 +231,7 @@ def _differentiate_dense(
   if sparse_steps is None:
     return dense()
   return jax.lax.cond(
-      (mask_sparsity(mask) > sparse_steps.crossover) & ~dense_grads,
+      (matmul.mask_sparsity(mask) > sparse_steps.crossover) & ~dense_grads,
       functools.partial(
           differentiate, sparse_steps.apply_fn, grad_masks=mask
       ),
