@@ -95,16 +95,13 @@ class RunConfig:
   adapter: settings.AdapterConfig | None
 
   def __post_init__(self):
-    settings.check_counts(
-        self, '', ('eval_every', 'log_every', 'micro_batches')
+    fields.check_numbers(
+        self, '', 'at least 1', 'eval_every', 'log_every', 'micro_batches'
     )
+    fields.check_numbers(self, '', '0 or more', 'max_skipped_steps')
     if not 0 <= self.seed < 2**32:
       raise ValueError(
           f'seed is {self.seed}; give a whole number in [0, 2**32).'
-      )
-    if self.max_skipped_steps < 0:
-      raise ValueError(
-          f'max_skipped_steps is {self.max_skipped_steps}; give 0 or more.'
       )
     lookup('matmul', self.matmul, dict.fromkeys(MATMULS))
     lookup('storage', self.storage, dict.fromkeys(STORAGES))
@@ -114,10 +111,8 @@ class RunConfig:
           'the wafer computes in fp16, which needs a loss scale: set '
           "model.dtype to 'float16', which has one."
       )
-    if (self.revival_warmup or 0) < 0:
-      raise ValueError(
-          f'revival_warmup is {self.revival_warmup}; give 0 or more.'
-      )
+    if self.revival_warmup is not None:
+      fields.check_numbers(self, '', '0 or more', 'revival_warmup')
     for name in ('adapter', 'parameterization', 'revival_warmup'):
       if getattr(self, name) is None:
         continue

@@ -157,3 +157,26 @@ def check_type(value: Any, field_type: Any, path: str) -> None:
   if not isinstance(value, tuple(accepted)) or (is_bool and bool not in kinds):
     words = ' or '.join(_WORDS.get(kind, 'a mapping') for kind in kinds)
     raise ValueError(f'config field {path!r} is {value!r}; it must be {words}.')
+
+
+_DEMANDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    '0 or more': (lambda number: number >= 0, 'give 0 or more'),
+    'at least 1': (lambda number: number >= 1, 'it must be at least 1'),
+    'positive': (lambda number: number > 0, 'it must be positive'),
+}
+
+
+def check_numbers(config: Any, path: str, demand: str, *names: str) -> None:
+  """Raises ValueError unless fields of a dataclass are in a range.
+
+  Args:
+    config: The dataclass.
+    path: Prefix of the fields in error messages, with a dot at its end.
+    demand: `'0 or more'`, `'at least 1'` or `'positive'`.
+    *names: Names of the fields.
+  """
+  is_met, fix = _DEMANDS[demand]
+  for name in names:
+    value = getattr(config, name)
+    if not is_met(value):
+      raise ValueError(f'{path}{name} is {value}; {fix}.')

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from spdf_jax.training import fields
+
 PyTree = Any
 
 _FIRST_SCALE = 2.0**16
@@ -76,11 +78,7 @@ class Loss:
           f'loss.label_smoothing is {self.label_smoothing}; give a number in '
           '[0, 1).'
       )
-    for name in ('z_loss', 'chunk'):
-      if getattr(self, name) < 0:
-        raise ValueError(
-            f'loss.{name} is {getattr(self, name)}; give 0 or more.'
-        )
+    fields.check_numbers(self, 'loss.', '0 or more', 'z_loss', 'chunk')
     if self.teacher is not None:
       self._check_teacher()
 

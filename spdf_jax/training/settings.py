@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings: the independent parts of a run's config."""
 
-from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
 from spdf_jax import models
+from spdf_jax.training.fields import check_numbers
 from spdf_jax.training.mesh import check_axes
 from spdf_jax.training.own_models import OwnSizes
 
@@ -67,7 +67,7 @@ class MaxEpochs:
   task: int
 
   def __post_init__(self):
-    check_counts(self, 'data.max_epochs.', ('corpus', 'task'))
+    check_numbers(self, 'data.max_epochs.', 'at least 1', 'corpus', 'task')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +88,9 @@ class PlannedData:
   examples: int
 
   def __post_init__(self):
-    for name, size in dataclasses.asdict(self).items():
-      if size < 0:
-        raise ValueError(f'data.planned.{name} is {size}; give 0 or more.')
+    check_numbers(
+        self, 'data.planned.', '0 or more', 'tokens', 'vocab_size', 'examples'
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,12 +142,8 @@ class OptimizerConfig:
             f'optimizer.{name} is {getattr(self, name)}; give a number in '
             '[0, 1).'
         )
-    if not self.eps >= 0:
-      raise ValueError(f'optimizer.eps is {self.eps}; give 0 or more.')
-    if not self.clip_norm > 0:
-      raise ValueError(
-          f'optimizer.clip_norm is {self.clip_norm}; it must be positive.'
-      )
+    check_numbers(self, 'optimizer.', '0 or more', 'eps')
+    check_numbers(self, 'optimizer.', 'positive', 'clip_norm')
 
   def as_dict(self) -> dict[str, Any]:
     """Returns the fields and the name, as `read_optimizer` reads them."""
@@ -190,13 +186,9 @@ class Parameterization:
   logits_scale: float
 
   def __post_init__(self):
-    check_counts(self, 'parameterization.', ('base_width',))
-    for name in ('embeddings_scale', 'logits_scale'):
-      if not getattr(self, name) > 0:
-        raise ValueError(
-            f'parameterization.{name} is {getattr(self, name)}; it must be '
-            'positive.'
-        )
+    path = 'parameterization.'
+    check_numbers(self, path, 'at least 1', 'base_width')
+    check_numbers(self, path, 'positive', 'embeddings_scale', 'logits_scale')
     density = self.base_density
     if self.name == 'mup' and density is not None:
       raise ValueError(
@@ -268,11 +260,7 @@ class AdapterConfig:
   scale: float
 
   def __post_init__(self):
-    for name in ('rank', 'scale'):
-      if not getattr(self, name) > 0:
-        raise ValueError(
-            f'adapter.{name} is {getattr(self, name)}; it must be positive.'
-        )
+    check_numbers(self, 'adapter.', 'positive', 'rank', 'scale')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,13 +286,11 @@ class EvaluationConfig:
   max_new_tokens: int
 
   def __post_init__(self):
-    check_counts(self, 'evaluation.', (
+    check_numbers(
+        self, 'evaluation.', 'at least 1',
         'batch_size', 'corpus_batches', 'task_batches', 'max_new_tokens',
-    ))
-    if self.generations < 0:
-      raise ValueError(
-          f'evaluation.generations is {self.generations}; give 0 or more.'
-      )
+    )
+    check_numbers(self, 'evaluation.', '0 or more', 'generations')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,19 +309,4 @@ class CheckpointConfig:
   keep: int
 
   def __post_init__(self):
-    check_counts(self, 'checkpoints.', ('every', 'keep'))
-
-
-def check_counts(config: Any, path: str, names: Sequence[str]) -> None:
-  """Raises ValueError if one of several fields is below 1.
-
-  Args:
-    config: A dataclass.
-    path: Prefix of the names of its fields, for the error message.
-    names: Names of the fields to check.
-  """
-  for name in names:
-    if getattr(config, name) < 1:
-      raise ValueError(
-          f'{path}{name} is {getattr(config, name)}; it must be at least 1.'
-      )
+    check_numbers(self, 'checkpoints.', 'at least 1', 'every', 'keep')
