@@ -193,21 +193,16 @@ def test_a_corpus_smaller_than_one_batch_is_refused(counting):
       plan(counting(n), [(5, 4, 1)], epochs=9)
 
 
-@pytest.mark.parametrize('shares, epochs, message', [
-    ([('text', 2, 4, 1), ('text', 0, 4, 1)], 1, 'batch_size=0 of allotment 1'),
-    ([('text', 2, -1, 1)], 1, 'length=-1 of allotment 0'),
-    ([('text', 2, 4, 0)], 1, 'steps=0 of allotment 0'),
-    ([('txt', 2, 4, 1)], 1, "source 'txt' is unknown.*'text'"),
-    ([('text', 2, 4, 1)], None, "max_epochs has no entry for 'text'"),
-    ([], 1, 'allotments is empty'),
-    ([('text', 2, 8, 1), ('text', 2, 3, 1)], 1,
+@pytest.mark.parametrize('shares, message', [
+    ([('txt', 2, 4, 1)], "source 'txt' is unknown.*'text'"),
+    ([('text', 2, 8, 1), ('text', 2, 3, 1)],
      "'text': length 3 does not divide 8"),
 ])
-def test_bad_allotments_are_refused(counting, shares, epochs, message):
+def test_bad_allotments_are_refused(counting, shares, message):
   with pytest.raises(ValueError, match=message):
     schedule_batches(
         {'text': counting(101)}, [Allotment(*share) for share in shares],
-        seed=0, max_epochs={'text': epochs} if epochs else {},
+        seed=0, max_epochs={'text': 1},
     )
 
 
@@ -244,13 +239,6 @@ def test_evaluation_rows_are_spread_over_the_text(counting):
       counting(1001), batch_size=5, length=10, max_batches=2)
   starts = [int(row[0]) for batch in batches for row in batch.inputs]
   assert starts == list(range(0, 1000, 100))
-
-
-@pytest.mark.parametrize('name', ['batch_size', 'length', 'max_batches'])
-def test_evaluation_of_nothing_is_refused(counting, name):
-  numbers = {'batch_size': 2, 'length': 4, 'max_batches': 3, name: 0}
-  with pytest.raises(ValueError, match=f'{name}=0'):
-    evaluation_batches(counting(101), **numbers)
 
 
 def test_evaluation_of_too_short_a_text_is_refused(counting):
@@ -338,14 +326,6 @@ def test_permute_keeps_the_shape_and_answers_single_positions():
   assert int(permute(7, 12, (5,))) == table[1, 3]
 
 
-def test_permute_refuses_what_it_cannot_do():
-  with pytest.raises(ValueError, match='size=0 cannot be permuted'):
-    permute(np.arange(0), 0, ())
-  for index in (-1, 5):
-    with pytest.raises(IndexError, match=rf'index {index} .*\[0, 5\)'):
-      permute([0, index], 5, ())
-
-
 END = ByteTokenizer.end_of_text
 
 
@@ -402,8 +382,6 @@ def test_a_length_too_short_for_the_examples_is_refused():
 
 
 def test_pairs_that_cannot_be_encoded_are_refused():
-  with pytest.raises(ValueError, match='pairs is empty'):
-    encode_pairs([], ByteTokenizer(), 32)
   with pytest.raises(ValueError, match='max_length=3 leaves no room'):
     encode_pairs(PAIRS, ByteTokenizer(), 3)
 

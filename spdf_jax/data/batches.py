@@ -87,10 +87,8 @@ def schedule_batches(
     IndexError for a step outside the allotments.
 
   Raises:
-    ValueError: there are no allotments; or the steps, rows or length of an
-      allotment are not positive; or its source is unknown, is smaller than a
-      batch, does not support the lengths, has no entry in `max_epochs`, or
-      needs more epochs than that.
+    ValueError: the source of an allotment is unknown, is smaller than a batch,
+      does not support the lengths, or needs more epochs than `max_epochs`.
 
   Example:
     >>> from spdf_jax.data.examples import encode_pairs
@@ -104,12 +102,10 @@ def schedule_batches(
     >>> sorted(chr(batch_at(step).inputs[0, 0]) for step in range(2))
     ['a', 'b']
   """
-  if not allotments:
-    raise ValueError('allotments is empty; give one Allotment per phase.')
-  for number, allotment in enumerate(allotments):
-    _check(number, allotment, sources, max_epochs)
   block_lengths = {
-      name: _block_length(name, sources[name], allotments)
+      name: _block_length(
+          name, names.lookup('source', name, sources), allotments
+      )
       for name in {allotment.source for allotment in allotments}
   }
   cursors = dict.fromkeys(block_lengths, 0)  # In tokens, over epochs.
@@ -169,8 +165,8 @@ def evaluation_batches(
     Batches [batch_size, length]; rows that pad the last one have weight 0.
 
   Raises:
-    ValueError: a number is not positive, or the source has no row of this
-      length, or it has an example that is longer.
+    ValueError: the source has no row of this length, or an example that is
+      longer.
 
   Example:
     >>> from spdf_jax.data.examples import encode_pairs
@@ -183,11 +179,6 @@ def evaluation_batches(
     >>> [batch.weights.sum(axis=1).tolist() for batch in batches]
     [[3.0, 3.0], [3.0, 0.0]]
   """
-  if min(batch_size, length, max_batches) < 1:
-    raise ValueError(
-        f'batch_size={batch_size}, length={length} and'
-        f' max_batches={max_batches} must be positive; use 1 or more.'
-    )
   block_length = source.block_length([length])
   total = source.num_blocks(block_length)
   if total == 0:
@@ -227,26 +218,6 @@ def _read(
       block_length=placed.block_length,
       length=placed.length,
   )
-
-
-def _check(
-    number: int,
-    allotment: Allotment,
-    sources: Mapping[str, Source],
-    max_epochs: Mapping[str, int],
-) -> None:
-  names.lookup('source', allotment.source, sources)
-  for name in ('batch_size', 'length', 'steps'):
-    if getattr(allotment, name) < 1:
-      raise ValueError(
-          f'{name}={getattr(allotment, name)} of allotment {number}, on'
-          f' {allotment.source!r}, is not positive; use 1 or more.'
-      )
-  if allotment.source not in max_epochs:
-    raise ValueError(
-        f'max_epochs has no entry for {allotment.source!r}; add the largest'
-        ' number of epochs of this source.'
-    )
 
 
 def _block_length(

@@ -145,7 +145,7 @@ def encode_pairs(
     A source of batches, with one example for each pair, in order.
 
   Raises:
-    ValueError: there are no pairs, or `max_length` is below 4.
+    ValueError: `max_length` is below 4.
 
   Example:
     >>> from spdf_jax.data.tokenizers import ByteTokenizer
@@ -162,8 +162,6 @@ def encode_pairs(
         f'max_length={max_length} leaves no room for context, target and'
         ' their two ends of text; use at least 4.'
     )
-  if not pairs:
-    raise ValueError('pairs is empty; give at least one pair.')
   end = tokenizer.end_of_text
   contexts = [
       special_tokens.begun(tokenizer, ids)

@@ -34,8 +34,7 @@ class Mixture:
     repeats: Largest number of reads of a block in an epoch.
 
   Raises:
-    ValueError: names differ, a weight is not positive, or `repeats` is below
-      one.
+    ValueError: a weight is not positive.
 
   Example:
     >>> from spdf_jax.data.examples import encode_pairs
@@ -57,20 +56,12 @@ class Mixture:
   repeats: int = 1
 
   def __post_init__(self):
-    if not self.sources or self.sources.keys() != self.weights.keys():
-      raise ValueError(
-          f'weights name {sorted(self.weights)} and sources'
-          f' {sorted(self.sources)}; give at least one source, and one weight'
-          ' for each.'
-      )
     for name, weight in self.weights.items():
       if not (weight > 0 and math.isfinite(weight)):
         raise ValueError(
             f'weight {weight} of {name!r} is not positive and finite; leave'
             ' the source out or give it such a weight.'
         )
-    if self.repeats < 1:
-      raise ValueError(f'repeats={self.repeats} is below 1; use 1 or more.')
 
   @property
   def fingerprint(self) -> str:
