@@ -186,16 +186,13 @@ class Branches(NamedTuple):
   """A `cond` whose predicate is unknown.
 
   Attributes:
-    name: Key in `frequencies`: `'cond_0'` and so on, in program order.
-    programs: Program of each branch.
-    frequencies: Fraction of the executions that take each branch; `None`:
-      the costliest branch counts.
+    name: Name, `'cond_0'` and so on, in program order.
+    programs: Program of each branch, of which the costliest counts.
     count: Number of executions of the `cond`.
   """
 
   name: str
   programs: tuple['Program', ...]
-  frequencies: tuple[float, ...] | None
   count: float = 1.0  # type: ignore[assignment]  # hides tuple.count
 
 

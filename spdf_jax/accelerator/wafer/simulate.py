@@ -18,7 +18,6 @@ from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Work
-from spdf_jax.accelerator.wafer.trace import Frequencies
 from spdf_jax.accelerator.wafer.trace import Sparsity
 from spdf_jax.accelerator.wafer.trace import trace_program
 
@@ -32,7 +31,6 @@ def simulate(
     *,
     systems: int = 1,
     sparsity: Sparsity | None = None,
-    frequencies: Frequencies | None = None,
     trips: int | None = None,
 ) -> Callable[..., 'Report']:
   """Returns a function that estimates the cost of `fn` on wafers.
@@ -50,10 +48,6 @@ def simulate(
     sparsity: Fraction of zeros in masks whose values are not given, or a
       function from the layer's name to it. Only products of
       `accelerator.sparse_matmul` have masks; a warning says if there are none.
-    frequencies: Fraction of the executions in which a `cond` is true, or a list
-      of the fractions of each branch, by the name of the `cond` in reports
-      (`'cond_0'`, …). By default the costliest branch counts. A `cond` whose
-      predicate is known needs no entry.
     trips: Number of iterations of each `while_loop` whose condition depends on
       unknown values.
 
@@ -61,13 +55,14 @@ def simulate(
     A function `(*args) -> Report`, called with the arguments of `fn`: arrays or
     `jax.ShapeDtypeStruct`. It counts the zeros of masks given as arrays. Signed
     integers are tokens, and so are arrays of the same shape; other arrays are
-    weights, unless a product with weights shows that they are activations.
+    weights, unless a product with weights shows that they are activations. Of
+    a `cond` whose predicate is unknown, the costliest branch counts.
 
   Raises:
     ValueError: `sparsity` or `trips` is out of its range; or, when the returned
       function is called, another number is, `fn` cannot be traced, `sparsity`
-      or `trips` is missing, a name in `frequencies` is unknown, or the
-      activations of a product do not fit the device.
+      or `trips` is missing, or the activations of a product do not fit the
+      device.
 
   Example:
     >>> from spdf_jax.accelerator import sparse_matmul
@@ -81,9 +76,7 @@ def simulate(
     >>> f'{seconds(0.0) / seconds(0.9):.1f} times faster'
     '8.7 times faster'
   """
-  trace = trace_program(
-      fn, sparsity=sparsity, frequencies=frequencies, trips=trips
-  )
+  trace = trace_program(fn, sparsity=sparsity, trips=trips)
 
   def simulated(*args: Any) -> Report:
     report = report_on(trace(*args), device, systems)
@@ -107,20 +100,15 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BranchReport:
-  """A `cond` whose predicate was unknown.
+  """A `cond` whose predicate was unknown; its costliest branch counts.
 
   Attributes:
-    name: Key in `frequencies`.
+    name: Name of the cond.
     reports: Report of each branch, for all executions of the cond.
-    frequencies: Weight of each branch in the total.
-    given: Whether the caller gave the frequencies; otherwise the costliest
-      branch has weight 1.
   """
 
   name: str
   reports: tuple['Report', ...]
-  frequencies: tuple[float, ...]
-  given: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +120,8 @@ class Report:
     systems: Number of systems over which the tokens are split.
     rows: Operations in program order; FLOPs are summed over all systems,
       cycles are not, since systems run in parallel.
-    branches: Conds with unknown predicates; `rows` contains their operations,
-      weighted by frequency.
+    branches: Conds with unknown predicates; `rows` contains the operations of
+      their costliest branches.
     unknown: Number of executions of primitives without a cost rule, by name;
       they cost no time.
   """
@@ -264,7 +252,7 @@ def report_on(
   Raises:
     ValueError: `systems` is not an integer from 1 to the `largest_cluster` of
       the device; or fields of the device are tracers, and the program has a
-      `cond` without `frequencies`, an argument of `trace_program`.
+      `cond` whose predicate is unknown.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.device import create_device
@@ -299,22 +287,14 @@ def _report_on(
         _report_on(p, device, systems, cost) * branch.count
         for p in branch.programs
     )
-    given = branch.frequencies is not None
-    shares = branch.frequencies
-    if shares is None:
-      if any(isinstance(r.cycles, jax.core.Tracer) for r in reports):
-        raise ValueError(
-            f'{branch.name} chooses a branch by unknown values, and numbers of '
-            'the device are tracers, so that the slowest branch is not known; '
-            'give simulate or trace_program the fraction of the executions of '
-            f'each branch, frequencies={{{branch.name!r}: [...]}}.'
-        )
-      worst = max(range(len(reports)), key=lambda i: reports[i].cycles)
-      shares = tuple(float(i == worst) for i in range(len(reports)))
-    for part, share in zip(reports, shares):
-      if share:
-        report += part * share
-    entry = BranchReport(branch.name, reports, shares, given)
+    if any(isinstance(r.cycles, jax.core.Tracer) for r in reports):
+      raise ValueError(
+          f'{branch.name} chooses a branch by unknown values, and numbers of '
+          'the device are tracers, so that the slowest branch is not known; '
+          'give fn the values, or the device numbers.'
+      )
+    report += max(reports, key=lambda report: report.cycles)
+    entry = BranchReport(branch.name, reports)
     report = dataclasses.replace(report, branches=(*report.branches, entry))
   return report
 

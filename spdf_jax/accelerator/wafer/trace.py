@@ -2,7 +2,6 @@
 """Tracing: an interpreter that walks a JAX program and collects its work."""
 
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 from typing import Any
@@ -13,7 +12,6 @@ from jax.extend.core import jaxprs_in_params
 from jax.extend.core import Literal
 import numpy as np
 
-from spdf_jax import names
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator.wafer import cost_rules
 from spdf_jax.accelerator.wafer import jaxprs
@@ -31,7 +29,6 @@ from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Work
 
 Sparsity = float | Callable[[str], float]
-Frequencies = Mapping[str, float | Sequence[float]]
 Walked = tuple[Program, list[Operand]]
 
 _MOST_ITERATIONS = 4096  # Longer loops are not unrolled.
@@ -42,7 +39,6 @@ def trace_program(
     fn: Callable[..., Any],
     *,
     sparsity: Sparsity | None = None,
-    frequencies: Frequencies | None = None,
     trips: int | None = None,
 ) -> Callable[..., Program]:
   """Returns a function that lists the operations of `fn` for the cost model.
@@ -51,9 +47,6 @@ def trace_program(
     fn: A JAX function, such as a forward pass or a whole training step.
     sparsity: Fraction of zeros in masks whose values are not given, or a
       function from the layer's name to it.
-    frequencies: Fraction of the executions in which a `cond` is true, or a list
-      of the fractions of each branch, by the name of the `cond`, see
-      `simulate`.
     trips: Number of iterations of each `while_loop` whose condition depends on
       unknown values.
 
@@ -64,9 +57,8 @@ def trace_program(
 
   Raises:
     ValueError: `sparsity` or `trips` is out of its range. When the returned
-      function is called: `fn` cannot be traced, a frequency or a sparsity that
-      a function returns is out of its range, `sparsity` or `trips` is missing,
-      or a name in `frequencies` is unknown.
+      function is called: `fn` cannot be traced, a sparsity that a function
+      returns is out of its range, or `sparsity` or `trips` is missing.
 
   Example:
     >>> import jax.numpy as jnp
@@ -88,7 +80,7 @@ def trace_program(
       ) from error
     inputs = jaxprs.operands_of(args)
     while True:
-      interpreter = Interpreter(sparsity, frequencies or {}, trips, inputs)
+      interpreter = Interpreter(sparsity, trips, inputs)
       program, _ = interpreter.walk(closed.jaxpr, closed.consts, inputs)
       found = interpreter.activations
       if not interpreter.products:
@@ -107,8 +99,6 @@ def trace_program(
           'or by models of this library with their masks.',
           stacklevel=2,
       )
-    for name in frequencies or {}:
-      names.lookup('cond', name, dict.fromkeys(interpreter.conds.values()))
     if interpreter.updates:
       step = Operation('', 'optimizer_step', 'backward', Host(0, 1))
       program += Program((step,))
@@ -122,7 +112,6 @@ class Interpreter:
 
   Attributes:
     sparsity: Sparsity of unknown masks: a number or a function of the layer.
-    frequencies: Fractions of the executions that take each branch, by cond.
     trips: Number of iterations of loops that depend on unknown data.
     weight_shapes: Shapes of the program's weights and of their slices.
     updates: Whether the program updates weights with gradients.
@@ -135,13 +124,11 @@ class Interpreter:
   def __init__(
       self,
       sparsity: Sparsity | None,
-      frequencies: Frequencies,
       trips: int | None,
       inputs: Sequence[Operand],
   ):
     """Initializes a walk."""
     self.sparsity = sparsity
-    self.frequencies = frequencies
     self.trips = trips
     self.weight_shapes = {
         shape
@@ -432,8 +419,7 @@ def cond(
   for i, var in enumerate(eqn.outvars):
     space = jaxprs.strongest([o[i].space for o in outs])
     results.append(jaxprs.result_of(var)._replace(space=space))
-  shares = _shares(walker.frequencies.get(name), name, len(branches))
-  return Program(branches=(Branches(name, programs, shares),)), results
+  return Program(branches=(Branches(name, programs),)), results
 
 
 def _opened(closed: Any) -> tuple[Any, Sequence[Any]]:
@@ -449,24 +435,6 @@ def _only_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]]:
       f'{eqn.primitive} has no jaxpr in its parameters, so that its operations '
       'are not known; please report it.'
   )
-
-
-def _shares(
-    given: float | Sequence[float] | None, name: str, branches: int
-) -> tuple[float, ...] | None:
-  """Returns the frequency of each branch; a number applies to the last one."""
-  if given is None:
-    return None
-  several = (
-      (1 - given, given) if isinstance(given, (int, float)) else given
-  )
-  shares = tuple(map(float, several))
-  if len(shares) != branches or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
-    raise ValueError(
-        f'the frequencies of {name} are {given}; give a fraction of at least 0 '
-        f'for each of its {branches} branches, with the sum 1.'
-    )
-  return shares
 
 
 CONTROL = {

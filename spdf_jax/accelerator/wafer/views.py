@@ -72,9 +72,7 @@ def format_report(report: Report, rows: int = 20) -> str:
     if max(cycles) - min(cycles) < _NOTED * report.cycles:
       continue
     times = ', '.join(_seconds(r.seconds) for r in branch.reports)
-    shares = ', '.join(f'{share:.3g}' for share in branch.frequencies)
-    how = 'frequencies' if branch.given else 'unknown, the costliest counts'
-    lines.append(f'{branch.name}: {times}; {how} ({shares})')
+    lines.append(f'{branch.name}: {times}; unknown, the costliest counts')
   hosted = report.total.host_operations
   lines += ['', f'operations on weights, on the hosts: {hosted:.3g}']
   if report.unknown:
