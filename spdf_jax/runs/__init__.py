@@ -9,7 +9,6 @@ from spdf_jax.runs.curves import pretraining_curve
 from spdf_jax.runs.curves import seconds_at
 from spdf_jax.runs.curves import tokens_at
 from spdf_jax.runs.lifecycle import launch
-from spdf_jax.runs.mask_plots import plot_masks
 from spdf_jax.runs.plots import plot_layer_sparsity
 from spdf_jax.runs.plots import plot_loss_over_flops
 from spdf_jax.runs.plots import plot_loss_over_steps
@@ -33,7 +32,6 @@ __all__ = [
     'plot_loss_over_steps',
     'plot_loss_over_tokens',
     'plot_mask_updates',
-    'plot_masks',
     'pretraining_curve',
     'read_run',
     'seconds_at',
