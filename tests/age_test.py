@@ -10,7 +10,6 @@ import optax
 import pytest
 
 import spdf_jax as spdf
-from spdf_jax.sparsity import storage
 
 PARAMS = {
     'w': jnp.asarray(np.random.default_rng(0).standard_normal((8, 6)), 'f'),
@@ -147,20 +146,6 @@ def test_a_reset_of_the_moments_resets_the_ages():
   inner = spdf.reset_state(spdf.with_age(optax.scale_by_adam()), [3])
   *_, (_, _, state) = run(inner, 5, spdf.dense())
   assert set(state.inner_state.inner_state.age['w'].ravel().tolist()) == {2}
-
-
-def test_compact_storage_keeps_the_ages():
-  where = lambda path, _: path == 'w'
-  inner = spdf.with_age(optax.scale_by_adam(), where=where)
-  tx = spdf.sparsify(inner, spdf.static(0.5), key=0, where=where)
-  state = tx.init(PARAMS)
-  mask = spdf.get_mask(state)
-  params, packed = storage.pack_state(spdf.apply_mask(PARAMS, mask), state)
-  assert packed.inner_state.age['w'].shape == (24,)
-  for _ in range(2):
-    _, packed = tx.update(params, packed, params)
-  _, state = storage.unpack_state(params, packed)
-  np.testing.assert_array_equal(age_of(state), np.where(mask['w'], 2, 0))
 
 
 @pytest.mark.parametrize('inner, name', [

@@ -49,7 +49,7 @@ def make(**changes):
   run = dataclasses.replace(
       run, plan=dataclasses.replace(run.plan, phases=phases)
   )
-  run.step = shared_step(0, 16)
+  run.step = shared_step(0, 16, 0)
   return run
 
 

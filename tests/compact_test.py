@@ -33,6 +33,10 @@ OPTIMIZERS = {
         }),
         optax.scale_by_learning_rate(0.1),
     ),
+    'ages': lambda: spdf.with_age(optax.scale_by_adam(), where=where),
+    'density': lambda: optax.chain(
+        optax.scale_by_adam(), spdf.scale_by_density(1.0, where=where)
+    ),
 }
 SHAPES = {'w': (5, 9), 'stack': (2, 4, 6), 'bias': (9,)}
 where = lambda path, leaf: path != 'bias'
@@ -80,7 +84,7 @@ def run_both(inner, steps=4, wrap=lambda tx: tx, jit=lambda f: f):
 
 
 @pytest.mark.parametrize(
-    'name', slow_except(['adamw', 'lion'], OPTIMIZERS)
+    'name', slow_except(['adamw', 'lion', 'ages', 'density'], OPTIMIZERS)
 )
 def test_updates_are_those_of_dense_storage_bit_for_bit(name):
   dense, packed = run_both(OPTIMIZERS[name]())

@@ -7,7 +7,6 @@ import optax
 import pytest
 
 import spdf_jax as spdf
-from spdf_jax.sparsity import storage
 
 _normal = np.random.default_rng(0).standard_normal
 PARAMS = {
@@ -78,24 +77,6 @@ def test_updates_at_the_base_are_those_without_it_bit_for_bit():
   )
   for (one, _), (other, _) in zip(updates_of(tx, 3), updates_of(plain, 3)):
     jax.tree.map(np.testing.assert_array_equal, one, other)
-
-
-def test_compact_storage_has_the_updates_of_dense_storage():
-  tx = sparse(spdf.static(0.75), optax.scale_by_adam(), base_density=1.0)
-  *_, (want, _) = updates_of(tx, 2)
-  state = tx.init(PARAMS)
-  mask = spdf.get_mask(state)
-  params, state = storage.pack_state(spdf.apply_mask(PARAMS, mask), state)
-  grads = storage.pack_values(
-      GRADS, storage.pack_masks(mask), storage.kept_sizes(mask)
-  )
-  for _ in range(2):
-    got, state = tx.update(grads, state, params)
-  for name in WHERE:
-    np.testing.assert_allclose(
-        storage.unpack_values(got, state.mask)[name],
-        np.where(mask[name], want[name], 0), rtol=1e-6,
-    )
 
 
 @pytest.mark.parametrize('width', [64, 256])

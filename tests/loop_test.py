@@ -1,7 +1,6 @@
 """A run that is stopped and continued ends as an uninterrupted one."""
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import signal
@@ -10,9 +9,9 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from tiny_run import assert_same_arrays
+from tiny_run import damage_batches
 from tiny_run import make_dynamic_run
 from tiny_run import make_run
 from tiny_run import without_times
@@ -89,26 +88,21 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path):
   assert int(resumed.state.step) == 7
 
 
-def with_damaged_batches(run, steps, stops=()):
-  """Makes the losses of steps NaN; raises Stop at others."""
-  batch_at = run.batch_at
-  run = dataclasses.replace(run)  # Runs of equal configs are shared.
-
-  def damaged(step, rows):
-    if step in stops:
+def stop_at(stop):
+  """Evaluates as `total`, and raises Stop at a step."""
+  def evaluate(step, params):
+    if step == stop:
       raise Stop
-    batch = batch_at(step, rows)
-    return batch._replace(weights=batch.weights * np.nan**(step in steps))
+    yield from total(step, params)
 
-  run.batch_at = damaged
-  return run
+  return evaluate
 
 
 def test_a_resumed_run_counts_the_steps_skipped_before(tmp_path):
-  for stops, end in ([7], pytest.raises(Stop)), ([], contextlib.nullcontext()):
-    run = with_damaged_batches(make_run(max_skipped_steps=1), (2, 8), stops)
+  for stop, end in (6, pytest.raises(Stop)), (None, contextlib.nullcontext()):
+    run = damage_batches(make_run(max_skipped_steps=1), (3, 9))
     with end:
-      train(run.open(tmp_path))
+      train(run.open(tmp_path), evaluators=[stop_at(stop)])
   skipped = [row['train/skipped_steps'] for row in rows_in(tmp_path)
              if 'train/loss' in row]
   assert skipped == [0] * 2 + [1] * 6 + [2] * 6
@@ -117,16 +111,10 @@ def test_a_resumed_run_counts_the_steps_skipped_before(tmp_path):
 def test_a_run_that_fails_anywhere_continues_bit_for_bit(whole, tmp_path):
   # Evaluations are at 3, 5, 6, 9, 10, 12, 14; phases end at 5, 10, 14.
   for stop in (3, 5, 9, 10, 14):
-
-    def failing(step, params, stop=stop):
-      if step == stop:
-        raise Stop
-      yield from total(step, params)
-
     run = make_run().open(tmp_path)
     assert int(run.state.step) <= stop
     with pytest.raises(Stop):
-      train(run, evaluators=[failing])
+      train(run, evaluators=[stop_at(stop)])
     run.close()
   state = train(make_run().open(tmp_path), evaluators=[total])
   assert_same_arrays(state, whole[1])
@@ -358,7 +346,7 @@ def test_the_first_step_of_a_phase_is_not_in_the_seconds(tmp_path, monkeypatch):
 def test_steps_skipped_in_a_row_are_counted_across_a_restart(tmp_path):
   changes = dict(max_skipped_steps=2, log_every=5, checkpoints__every=1)
   for _ in range(2):
-    run = with_damaged_batches(make_run(**changes), (6, 7, 8))
+    run = damage_batches(make_run(**changes), (7, 8, 9))
     with pytest.raises(NotFinite, match='of step 9'):
       train(run.open(tmp_path))
   assert int(make_run(**changes).open(tmp_path).state.step) == 8
@@ -367,15 +355,10 @@ def test_steps_skipped_in_a_row_are_counted_across_a_restart(tmp_path):
 
 
 def test_rows_that_were_deleted_are_warned_of(tmp_path, caplog):
-  def stop(step, params):
-    if step == 9:
-      raise Stop
-    yield from total(step, params)
-
   for is_deleted in (False, True):
     workdir = tmp_path / str(is_deleted)
     with pytest.raises(Stop):
-      train(make_run().open(workdir), evaluators=[stop])
+      train(make_run().open(workdir), evaluators=[stop_at(9)])
     if is_deleted:
       (workdir / 'metrics.jsonl').unlink()
     train(make_run().open(workdir))

@@ -63,10 +63,16 @@ def test_a_whole_last_line_counts_without_its_newline(tmp_path):
     ('[1]', r'line 2 holds \[1\], which is not a JSON object'),
     ('{"train/loss": 1.0}', 'line 2 has no integer "step": {"train/loss"'),
     ('{"step": 1.5}', 'line 2 has no integer "step"'),
-])
+    ('{"step": true}', 'line 2 has no integer "step"'),
+    ('{"step": 1' + '0' * 30 + '}', 'line 2 has no integer "step"'),
+    ('[' * 200_000, 'line 2 is not JSON'),
+    ('\udcff', 'line 2 is not JSON .*utf-8'),
+    ('{"step": 1, "a": ' + '9' * 9999 + '}', 'line 2 is not JSON'),
+], ids=range(9))
 def test_a_broken_line_is_named(tmp_path, line, message):
   path = tmp_path / 'metrics.jsonl'
-  path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+  text = f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'
+  path.write_text(text, errors='surrogateescape')
   with pytest.raises(ValueError, match=f'metrics.jsonl {message}'):
     metrics.read_rows(path)
   with pytest.raises(ValueError, match=f'metrics.jsonl {message}'):

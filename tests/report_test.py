@@ -345,20 +345,16 @@ def test_a_generation_is_matched_by_its_context(tmp_path, runs):
   assert [row[3] for row in rows[:3]] == ['other 0', 'other 2', '–']
 
 
-def test_cells_show_any_text_as_it_is_on_one_line():
-  assert escape('a|b') == 'a\\|b'
-  assert escape('__init__ <x> `y`\nz & w') == (
-      '\\_\\_init\\_\\_ \\<x\\> \\`y\\`<br>z &amp; w'
-  )
-
-
 @hypothesis.given(st.text())
 def test_cells_hold_printable_characters_only(text):
   assert escape(text).isprintable()
 
 
-def test_characters_that_control_a_terminal_are_shown():
+def test_cells_show_any_text_as_it_is_on_one_line():
   for text, shown in (
+      ('a|b', 'a\\|b'),
+      ('__init__ <x> `y`\nz & w',
+       '\\_\\_init\\_\\_ \\<x\\> \\`y\\`<br>z &amp; w'),
       ('a\r# b', 'a\\\\r# b'), ('\x1b[2J', '\\\\x1b\\[2J'),
       ('\u202ea', '\\\\u202ea'), ('\ud800', '\\\\ud800'),
   ):

@@ -118,7 +118,22 @@ def make_run(fingerprint='abc', **changes):
   """Creates a run of 14 steps in three phases, 75 % sparse then dense."""
   run = run_of(make_config(**changes), fingerprint)
   # Compiled once for all runs.
-  run.step = shared_step(run.config.seed, run.config.model.sizes.d_model)
+  run.step = shared_step(
+      run.config.seed, run.config.model.sizes.d_model,
+      min(run.config.max_skipped_steps, 1),
+  )
+  return run
+
+
+def damage_batches(run, steps):
+  """Makes the losses of steps, counted from 1, NaN; returns the run."""
+  batch_at = run.batch_at
+
+  def damaged(step, rows):
+    batch = batch_at(step, rows)
+    return batch._replace(weights=batch.weights * np.nan**(step + 1 in steps))
+
+  run.batch_at = damaged
   return run
 
 
@@ -132,8 +147,10 @@ def make_dynamic_run():
 
 
 @functools.cache
-def shared_step(seed, d_model):
-  return run_of(make_config(seed=seed, model__d_model=d_model)).step
+def shared_step(seed, d_model, max_skipped_steps):
+  return run_of(make_config(
+      seed=seed, model__d_model=d_model, max_skipped_steps=max_skipped_steps
+  )).step
 
 
 def assert_same_arrays(one, other):

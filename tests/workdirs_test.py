@@ -94,31 +94,12 @@ def test_a_phase_owns_the_step_that_ends_it_and_not_the_one_before(tmp_path):
   assert run.at_end(run.phases[0], 'y') is None
 
 
-def test_an_unfinished_last_line_is_left_out(tmp_path):
-  text = '{"step": 1, "train/loss": 2.0}\n{"step": 2, "train/lo'
-  assert read_run(write(tmp_path, text)).last_step == 1
-  # Without its newline, a line that is whole counts.
-  text = '{"step": 1, "train/loss": 2.0}\n{"step": 2}'
-  assert read_run(write(tmp_path, text)).last_step == 2
-
-
-@pytest.mark.parametrize(
-    'rows, message',
-    [
-        ('{"step": 1}\n{"st\n{"step": 2}\n', 'line 2 is not JSON'),
-        ('{"step": 1}\n{"st\n', 'line 2 is not JSON'),
-        ('[1]\n', 'line 1 holds .*not a JSON object'),
-        ('{"train/loss": 1.0}\n', 'line 1 has no integer "step"'),
-        ('', 'holds no rows'),
-        ('[' * 200_000 + '\n', 'line 1 is not JSON'),
-        ('\udcff\n', 'line 1 is not JSON .*utf-8'),
-        ('{"step": 1, "a": ' + '9' * 9999 + '}\n', 'line 1 is not JSON'),
-        ('{"step": true}\n', 'line 1 has no integer "step"'),
-        ('{"step": 1' + '0' * 30 + '}\n', 'line 1 has no integer "step"'),
-        ('{"step": 1, "a/b": "c"}\n', "line 1 has the value 'c' of 'a/b'"),
-        ('{"step": 1, "a/b": [1]}\n', "line 1 has the value .1. of 'a/b'"),
-    ],
-)
+@pytest.mark.parametrize('rows, message', [
+    ('', 'holds no rows'),
+    ('{"step": 1}\n{"st\n', 'line 2 is not JSON'),
+    ('{"step": 1, "a/b": "c"}\n', "line 1 has the value 'c' of 'a/b'"),
+    ('{"step": 1, "a/b": [1]}\n', "line 1 has the value .1. of 'a/b'"),
+])
 def test_broken_metrics_are_refused(tmp_path, rows, message):
   with pytest.raises(ValueError, match=message):
     read_run(write(tmp_path, rows))
@@ -175,15 +156,10 @@ def test_flipped_bits_are_refused_or_warned_of(finished, name, caplog):
 
 
 @pytest.mark.parametrize('name', ['plan.json', 'metrics.jsonl'])
-def test_a_folder_in_the_place_of_a_file_is_missing(finished, name):
+def test_a_file_that_is_missing_or_a_folder_is_named(finished, name):
   (finished / name).unlink()
+  with pytest.raises(FileNotFoundError, match=f'has no {name}; give the'):
+    read_run(finished)
   (finished / name).mkdir()
   with pytest.raises(FileNotFoundError, match=f'has no {name}; give the'):
     read_run(finished)
-
-
-@pytest.mark.parametrize('name', ['plan.json', 'metrics.jsonl'])
-def test_a_missing_file_is_named(tmp_path, name):
-  (write(tmp_path, [{'step': 1}]) / name).unlink()
-  with pytest.raises(FileNotFoundError, match=f'has no {name}; give the'):
-    read_run(tmp_path)
