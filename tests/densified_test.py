@@ -16,11 +16,7 @@ from tiny_run import static
 from tiny_run import without_times
 
 import spdf_jax as spdf
-from spdf_jax.training import densify_checkpoint
-from spdf_jax.training import find_checkpoint
-from spdf_jax.training import MismatchError
-from spdf_jax.training import Run
-from spdf_jax.training import train
+from spdf_jax import training
 from spdf_jax.training.checkpoint_files import write_params
 from spdf_jax.training.metrics import read_rows
 
@@ -35,7 +31,7 @@ def make_run(order=BOTH, arg='', **changes):
   """Six sparse steps, then four dense ones with a learning rate of their own.
   """
   times = dict(update_every='2', update_until='4') if arg == RIGL else {}
-  return Run.create(small_config(arg, **dict(
+  return training.Run.create(small_config(arg, **dict(
       data__task='',
       phases__order=order,
       phases__pretrain__duration='6 steps',
@@ -47,7 +43,7 @@ def make_run(order=BOTH, arg='', **changes):
 
 
 def trained(run, workdir):
-  return train(run.open(workdir))
+  return training.train(run.open(workdir))
 
 
 def rows_in(workdir, first=1):
@@ -76,7 +72,7 @@ def whole(tmp_path_factory):
 ])
 def test_two_launches_end_as_one_bit_for_bit(moments, arg, tmp_path):
   trained(make_run(SPARSE, arg), tmp_path / 'sparse')
-  densify_checkpoint(
+  training.densify_checkpoint(
       str(tmp_path / 'sparse'), tmp_path / 'made', moments=moments
   )
   run = make_run(arg=arg, resume=str(tmp_path / 'made'))
@@ -94,7 +90,7 @@ def test_two_launches_end_as_one_bit_for_bit(moments, arg, tmp_path):
 def test_the_phase_of_a_longer_launch_can_be_followed_by_another(
     whole, tmp_path
 ):
-  densify_checkpoint(f'{whole[0]}@pretrain', tmp_path / 'made')
+  training.densify_checkpoint(f'{whole[0]}@pretrain', tmp_path / 'made')
   other = dict(
       phases__continuation__duration='3 steps',
       phases__continuation__learning_rate__peak=1e-4,
@@ -105,7 +101,7 @@ def test_the_phase_of_a_longer_launch_can_be_followed_by_another(
 
 
 def test_the_new_workdir_can_be_trained_in(sparse, whole, tmp_path):
-  densify_checkpoint(str(sparse), tmp_path)
+  training.densify_checkpoint(str(sparse), tmp_path)
   assert_same_arrays(trained(make_run(), tmp_path), whole[1])
   # And what it saved is this config's own.
   assert int(make_run().open(tmp_path).state.step) == 10
@@ -115,7 +111,7 @@ def test_the_new_workdir_can_be_trained_in(sparse, whole, tmp_path):
 def test_only_masks_and_moments_change(moments, sparse, tmp_path):
   run = make_run(SPARSE)
   before = run.open(shutil.copytree(sparse, tmp_path / 'a')).state
-  densify_checkpoint(str(sparse), tmp_path / 'made', moments=moments)
+  training.densify_checkpoint(str(sparse), tmp_path / 'made', moments=moments)
   run = make_run(resume=str(tmp_path / 'made')).open(tmp_path / 'b')
   after = run.state
   assert all(m.all() for m in jax.tree.leaves(spdf.get_mask(after.opt_state)))
@@ -144,9 +140,9 @@ def test_only_masks_and_moments_change(moments, sparse, tmp_path):
 def test_a_launch_that_cannot_continue_from_it_is_refused(
     changes, message, sparse, tmp_path
 ):
-  densify_checkpoint(str(sparse), tmp_path / 'made')
+  training.densify_checkpoint(str(sparse), tmp_path / 'made')
   run = make_run(resume=str(tmp_path / 'made'), **changes)
-  with pytest.raises(MismatchError, match=message) as caught:
+  with pytest.raises(training.MismatchError, match=message) as caught:
     run.open(tmp_path / 'b')
   assert '\n' not in str(caught.value)
 
@@ -154,7 +150,7 @@ def test_a_launch_that_cannot_continue_from_it_is_refused(
 def test_a_sparse_checkpoint_does_not_continue_with_other_phases(
     sparse, tmp_path
 ):
-  with pytest.raises(MismatchError, match='phases.order was'):
+  with pytest.raises(training.MismatchError, match='phases.order was'):
     make_run(resume=str(sparse)).open(tmp_path / 'b')
 
 
@@ -163,20 +159,20 @@ def test_a_checkpoint_within_a_phase_is_refused(sparse, tmp_path):
   folder = workdir / 'checkpoints'
   os.rename(folder / '6', folder / '5')
   with pytest.raises(ValueError, match='step 5, within a phase; give '):
-    densify_checkpoint(str(workdir), tmp_path / 'b')
+    training.densify_checkpoint(str(workdir), tmp_path / 'b')
 
 
 def test_a_checkpoint_of_parameters_only_is_refused(tmp_path):
   write_params(tmp_path, {'w': np.ones(2)}, {})
   with pytest.raises(ValueError, match='parameters only, and no mask; start'):
-    densify_checkpoint(str(tmp_path), tmp_path / 'b')
+    training.densify_checkpoint(str(tmp_path), tmp_path / 'b')
 
 
 def test_a_workdir_with_checkpoints_and_unknown_moments_are_refused(sparse):
   with pytest.raises(ValueError, match='holds checkpoints already; give anoth'):
-    densify_checkpoint(str(sparse), sparse)
+    training.densify_checkpoint(str(sparse), sparse)
   with pytest.raises(ValueError, match="moments 'kept' is unknown; did you"):
-    densify_checkpoint(str(sparse), sparse, moments='kept')
+    training.densify_checkpoint(str(sparse), sparse, moments='kept')
 
 
 def run_convert(*arguments):
@@ -195,12 +191,12 @@ def test_the_command_writes_what_the_function_does(sparse, tmp_path):
   )
   assert done.returncode == 0, done.stderr
   assert '6 is written: dense, with moments: reset' in done.stdout
-  densify_checkpoint(str(sparse), tmp_path / 'c', moments='reset')
+  training.densify_checkpoint(str(sparse), tmp_path / 'c', moments='reset')
   states = [
       make_run().open(tmp_path / name).state for name in 'bc'
   ]
   assert_same_arrays(*states)
-  assert find_checkpoint(str(tmp_path / 'b')) == pathlib.Path(
+  assert training.find_checkpoint(str(tmp_path / 'b')) == pathlib.Path(
       tmp_path / 'b' / 'checkpoints' / '6'
   )
 

@@ -8,10 +8,7 @@ from tiny_run import make_run
 from spdf_jax import models
 from spdf_jax.models.decoder import HIDDEN_KERNELS
 from spdf_jax.sparsity.trees import path_name
-from spdf_jax.training.mesh import check_batches
-from spdf_jax.training.mesh import create_mesh
-from spdf_jax.training.mesh import mesh_sizes
-from spdf_jax.training.mesh import place_batch
+from spdf_jax.training import mesh
 
 pytestmark = pytest.mark.sharding
 
@@ -25,7 +22,7 @@ MESH = dict(data=2, fsdp=4, tensor=2)
     (dict(data=1, fsdp=8, tensor=1), (1, 8, 1)),
 ])
 def test_one_open_axis_takes_the_devices_that_are_left(asked, sizes):
-  assert mesh_sizes(8, **asked) == sizes
+  assert mesh.mesh_sizes(8, **asked) == sizes
 
 
 @pytest.mark.parametrize('asked, message', [
@@ -37,7 +34,7 @@ def test_one_open_axis_takes_the_devices_that_are_left(asked, sizes):
 ])
 def test_a_mesh_that_cannot_be_is_refused(asked, message):
   with pytest.raises(ValueError, match=message):
-    mesh_sizes(8, **asked)
+    mesh.mesh_sizes(8, **asked)
 
 
 class _Mesh:
@@ -47,11 +44,11 @@ class _Mesh:
 @pytest.mark.parametrize('batch_size, parts', [(12, 1), (16, 4), (8, 2)])
 def test_batches_that_devices_cannot_share_are_refused(batch_size, parts):
   with pytest.raises(ValueError, match=f'{batch_size // parts} rows, which 8'):
-    check_batches(_Mesh(), batch_size, parts)
+    mesh.check_batches(_Mesh(), batch_size, parts)
 
 
 def test_batches_that_devices_can_share_are_taken():
-  check_batches(_Mesh(), 16, 2)
+  mesh.check_batches(_Mesh(), 16, 2)
 
 
 @pytest.mark.parametrize('name', sorted(models.PRESETS))
@@ -84,7 +81,7 @@ def test_what_one_layer_gives_is_split_as_the_next_takes_it(reader, writer):
 def test_a_batch_is_placed_as_it_was_read():
   run = make_run()
   read = lambda rows: run.batch_at(3, rows)
-  placed = place_batch(create_mesh(), read, (2, 8))
+  placed = mesh.place_batch(mesh.create_mesh(), read, (2, 8))
   for found, asked in zip(placed, run.batch_at(3)):
     assert found.dtype == asked.dtype
     assert (found == asked).all()

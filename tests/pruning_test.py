@@ -23,9 +23,6 @@ from spdf_jax import data
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.models import MaskedDense
-from spdf_jax.models import model_of
-from spdf_jax.models import prune_blocks
 from spdf_jax.sparsity import one_shot
 from spdf_jax.sparsity import trees
 
@@ -36,7 +33,7 @@ TOKENS = np.random.default_rng(3).integers(23, size=(5, 8))
 
 def prune(config, params, pruner, sparsity, tokens=TOKENS):
   params, mask = dict(params), jax.tree.map(lambda _: None, params)
-  for block in prune_blocks(config, params, tokens, pruner, sparsity):
+  for block in models.prune_blocks(config, params, tokens, pruner, sparsity):
     params[block.name], mask[block.name] = block.params, block.mask
   return params, mask
 
@@ -46,14 +43,14 @@ def inputs_of(config, params, name):
   found = []
 
   def keep(call, args, kwargs, context):
-    if isinstance(context.module, MaskedDense) and '/'.join(
+    if isinstance(context.module, models.MaskedDense) and '/'.join(
         context.module.path
     ) == name:
       found.append(np.asarray(args[0], np.float64))
     return call(*args, **kwargs)
 
   with nn.intercept_methods(keep):
-    model_of(config).apply({'params': params}, TOKENS)
+    models.model_of(config).apply({'params': params}, TOKENS)
   return found[0].reshape(-1, found[0].shape[-1])
 
 

@@ -8,14 +8,12 @@ import hypothesis
 from hypothesis import strategies as st
 import pytest
 
+from spdf_jax.runs import read
 from spdf_jax.runs.curves import dense_flops_at
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.curves import losses_at_equal
 from spdf_jax.runs.curves import pretraining_curve
 from spdf_jax.runs.markdown import escape
-from spdf_jax.runs.read import PhaseRecord
-from spdf_jax.runs.read import read_run
-from spdf_jax.runs.read import RunRecord
 from spdf_jax.runs.report import generations_table
 from spdf_jax.runs.report import runs_table
 from spdf_jax.runs.report import write_report
@@ -75,7 +73,7 @@ def make_run(
   for step, records in generations:
     path = workdir / 'generations' / f'step_{step:08d}.jsonl'
     path.write_text(''.join(json.dumps(r) + '\n' for r in records))
-  return read_run(workdir)
+  return read.read_run(workdir)
 
 
 def records(name, count=25):
@@ -364,12 +362,12 @@ def test_cells_show_any_text_as_it_is_on_one_line():
 def test_fine_tuning_of_another_run_is_not_called_pre_training(
     runs, tmp_path
 ):
-  tune = PhaseRecord('tune', 0, 8, 2, 8, 'task', 0.75, 64, 9.0, 18.0)
+  tune = read.PhaseRecord('tune', 0, 8, 2, 8, 'task', 0.75, 64, 9.0, 18.0)
   rows = tuple(
       {'step': s, 'validation/loss': 2.0, 'validation/perplexity': 7.4,
        'target/perplexity': 9.0 - s, 'time/seconds': 1.0} for s in (4, 8)
   )
-  tuned = RunRecord(
+  tuned = read.RunRecord(
       'tuned', (tune,), rows, bigram={'validation/perplexity': 40.0}
   )
   text = write_report(tmp_path / 'one', {'tuned': tuned}).read_text()

@@ -29,15 +29,12 @@ from spdf_jax.data import tokenizers
 from spdf_jax.data.mixtures import Mixture
 from spdf_jax.data.sources import Source
 from spdf_jax.data.sources import Windows
-from spdf_jax.data.stdlib import module_sources
-from spdf_jax.data.stdlib import python_identity
-from spdf_jax.data.stdlib import Split
 from spdf_jax.data.token_files import TokenFile
 from spdf_jax.data.token_files import write_token_file
 from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 
-SPLITS: tuple[Split, ...] = get_args(Split)
+SPLITS: tuple[stdlib.Split, ...] = get_args(stdlib.Split)
 
 CACHE_DIR = '~/.cache/spdf_jax'
 """The usual folder of prepared corpora."""
@@ -143,7 +140,7 @@ def prepare_corpus(
         " at least 257, e.g. 'bpe-1024'."
     )
   source = {
-      'corpus': name, 'recipe': _RECIPE_VERSION, **python_identity()
+      'corpus': name, 'recipe': _RECIPE_VERSION, **stdlib.python_identity()
   }
   directory = _cache_path(name, tokenizer, cache_dir)
   if os.path.exists(directory):
@@ -184,7 +181,7 @@ def is_cached(name: str, tokenizer: str, cache_dir: Path | str) -> bool:
 
 
 def _cache_path(name: str, tokenizer: str, cache_dir: Path | str) -> Path:
-  python = python_identity()['python']
+  python = stdlib.python_identity()['python']
   return Path(cache_dir).expanduser() / f'{name}-{python}-{tokenizer}'
 
 
@@ -325,14 +322,14 @@ def _is_mixture(name: str) -> bool:
   return '=' in last and not Path(name).expanduser().exists()
 
 
-def _read_stdlib() -> dict[Split, list[str]]:
-  texts: dict[Split, list[str]] = {split: [] for split in SPLITS}
-  for module, text in module_sources():
+def _read_stdlib() -> dict[stdlib.Split, list[str]]:
+  texts: dict[stdlib.Split, list[str]] = {split: [] for split in SPLITS}
+  for module, text in stdlib.module_sources():
     texts[stdlib.module_split(module)].append(text)
   return texts
 
 
-_CORPORA: Mapping[str, Callable[[], dict[Split, list[str]]]] = {
+_CORPORA: Mapping[str, Callable[[], dict[stdlib.Split, list[str]]]] = {
     'python-stdlib': _read_stdlib,
 }
 
@@ -463,7 +460,7 @@ def _open_mixture(
 
 def _build(
     directory: Path,
-    texts: Mapping[Split, list[str]],
+    texts: Mapping[stdlib.Split, list[str]],
     make_tokenizer: Callable[[Iterable[str]], Tokenizer],
     source: Mapping[str, Any],
 ) -> None:

@@ -11,9 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spdf_jax.models import GPTConfig
-from spdf_jax.models import LlamaConfig
-from spdf_jax.models import model_of
+from spdf_jax import models
 from spdf_jax.sparsity import trees
 
 PyTree = Any
@@ -89,7 +87,7 @@ _LLAMA_LAYER = {
 }
 
 
-def tensors_of(config: GPTConfig | LlamaConfig) -> list[Tensor]:
+def tensors_of(config: models.GPTConfig | models.LlamaConfig) -> list[Tensor]:
   """Lists the tensors of a model's file, as saved by transformers.
 
   There is no tensor for a tied head. Matrices are stored (in, out) by GPT-2, as
@@ -106,7 +104,7 @@ def tensors_of(config: GPTConfig | LlamaConfig) -> list[Tensor]:
     >>> tensors_of(GPTConfig(64, 1, 2, 16, 48, 32))[8].parts
     ('h_0/attn/wq/kernel', 'h_0/attn/wk/kernel', 'h_0/attn/wv/kernel')
   """
-  if isinstance(config, GPTConfig):
+  if isinstance(config, models.GPTConfig):
     once, prefix, layer = _GPT, 'transformer.h', _GPT_LAYER
   else:
     once, prefix, layer = _LLAMA, 'model.layers', _LLAMA_LAYER
@@ -115,7 +113,7 @@ def tensors_of(config: GPTConfig | LlamaConfig) -> list[Tensor]:
     if not config.tied:
       once = once | {HEAD: 'head/kernel'}
   transposed = lambda path: (
-      isinstance(config, LlamaConfig) and path.endswith('kernel')
+      isinstance(config, models.LlamaConfig) and path.endswith('kernel')
   )
   tensors = [Tensor(k, (path,), transposed(path)) for k, path in once.items()]
   for i in range(config.n_layers):
@@ -130,14 +128,14 @@ def tensors_of(config: GPTConfig | LlamaConfig) -> list[Tensor]:
   return tensors
 
 
-def abstract_params(config: GPTConfig | LlamaConfig) -> PyTree:
+def abstract_params(config: models.GPTConfig | models.LlamaConfig) -> PyTree:
   """Returns shapes and dtypes of an unscanned model's parameters.
 
   One layer is traced, whatever the depth.
   """
   tokens = jnp.zeros((1, 1), jnp.int32)
   shallow = dataclasses.replace(config, n_layers=1, scan_layers=False)
-  init = model_of(shallow).init
+  init = models.model_of(shallow).init
   params = dict(jax.eval_shape(init, jax.random.key(0), tokens)['params'])
   layer = params.pop('h_0')
   return params | {f'h_{i}': layer for i in range(config.n_layers)}

@@ -14,10 +14,8 @@ import numpy as np
 
 from spdf_jax import lowerings
 from spdf_jax.accelerator import bf16_matmul
+from spdf_jax.models import model
 from spdf_jax.models.layers import MaskedDense
-from spdf_jax.models.model import CACHE
-from spdf_jax.models.model import PACKED
-from spdf_jax.models.model import READ_OUT
 from spdf_jax.sparsity import MatrixAxes
 
 HIDDEN_KERNELS = frozenset({
@@ -190,7 +188,7 @@ class DecoderConfig:
   @property
   def features(self) -> frozenset[str]:
     """Optional features, here all, see `models.Sizes`."""
-    return frozenset({READ_OUT, CACHE, PACKED})
+    return frozenset({model.READ_OUT, model.CACHE, model.PACKED})
 
   def as_dict(self) -> dict[str, Any]:
     """Returns the fields that create the config again."""

@@ -19,9 +19,6 @@ import jax
 import numpy as np
 
 from spdf_jax import files
-from spdf_jax.files import lock_folder
-from spdf_jax.files import refuse_url
-from spdf_jax.files import unseal
 from spdf_jax.training import identity
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.early_stop import read_bests
@@ -89,7 +86,7 @@ def check_workdir(
     MismatchError: the checkpoint of `resume` is of another config, or that of
       `init_from` of another model.
   """
-  refuse_url(workdir, 'workdir')
+  files.refuse_url(workdir, 'workdir')
   workdir = pathlib.Path(workdir)
   found = next(p for p in (workdir, *workdir.absolute().parents) if p.exists())
   if not found.is_dir():
@@ -98,7 +95,7 @@ def check_workdir(
         'a file; give a writable directory.'
     )
   if (workdir / '.lock').exists() and is_main_process():
-    lock_folder(workdir, 'workdir')()
+    files.lock_folder(workdir, 'workdir')()
   if (workdir / CONFIG).exists():
     different = identity.differences(
         identity.run_identity(read_workdir_config(workdir)),
@@ -340,7 +337,7 @@ def read_item(checkpoint: pathlib.Path, item: str) -> Any:
     ValueError: it is not what was saved.
   """
   path = checkpoint / item / 'metadata'
-  return unseal(files.read_object(path, 'use another checkpoint.'), path)
+  return files.unseal(files.read_object(path, 'use another checkpoint.'), path)
 
 
 def saved_steps(workdir: str | os.PathLike[str]) -> list[int]:

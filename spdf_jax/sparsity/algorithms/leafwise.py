@@ -24,9 +24,6 @@ from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.counts import ModelTable
 from spdf_jax.sparsity.distributions import Distribution
 from spdf_jax.sparsity.masks import MaskMaker
-from spdf_jax.sparsity.schedules import Schedule
-from spdf_jax.sparsity.schedules import UpdateEvery
-from spdf_jax.sparsity.schedules import UpdateTimes
 from spdf_jax.sparsity.structures import Structure
 
 PyTree = Any
@@ -85,13 +82,13 @@ GROWTHS: dict[str, Growth] = {
 
 def leafwise(
     sparsity: PyTree,
-    times: UpdateTimes,
+    times: schedules.UpdateTimes,
     update_leaf: LeafUpdate,
     *,
     distribution: Distribution | str,
     structure: Structure | str,
     init: MaskMaker | str,
-    drop_fraction: float | Schedule = 0.0,
+    drop_fraction: float | schedules.Schedule = 0.0,
     dense_grads: bool = False,
     skip_step: bool = False,
 ) -> Algorithm:
@@ -192,10 +189,10 @@ def leafwise(
 
 def update_times_of(
     sparsity: PyTree,
-    every: UpdateEvery,
+    every: schedules.UpdateEvery,
     start: int | None,
     stop: int | None,
-) -> UpdateTimes:
+) -> schedules.UpdateTimes:
   """Returns the steps of mask updates, the last of which ends the schedule.
 
   If updates are `every` so many steps, and a schedule changes the sparsity
@@ -360,7 +357,7 @@ def not_enough_pruned(units: Units) -> jax.Array:
   return units.kept - (size - count_kept(units.mask))
 
 
-def _check_sparsities(sparsity: PyTree, times: UpdateTimes) -> None:
+def _check_sparsities(sparsity: PyTree, times: schedules.UpdateTimes) -> None:
   """Evaluates the sparsity at all updates, to raise errors before training."""
   steps = [0] if schedules.is_constant(sparsity) else [0, *times.steps.tolist()]
   for step in steps:
@@ -368,7 +365,7 @@ def _check_sparsities(sparsity: PyTree, times: UpdateTimes) -> None:
 
 
 def _fractions(
-    drop_fraction: float | Schedule, times: UpdateTimes
+    drop_fraction: float | schedules.Schedule, times: schedules.UpdateTimes
 ) -> np.ndarray:
   steps = [0]
   if callable(drop_fraction):
