@@ -276,29 +276,6 @@ def test_rows_are_written_every_so_often_and_at_phase_ends(tmp_path):
   assert trained == [4, 5, 8, 10, 12, 14]
 
 
-def test_a_workdir_of_another_config_is_refused_and_left_alone(whole):
-  before = sorted(p.name for p in whole[0].rglob('*'))
-  message = 'belongs to another config: seed was 0 and is 7; give another'
-  with pytest.raises(ValueError, match=message):
-    make_run(seed=7).open(whole[0])
-  assert sorted(p.name for p in whole[0].rglob('*')) == before
-
-
-def test_a_refused_config_does_not_claim_the_workdir(tmp_path):
-  refused = make_run(seed=7, resume=str(tmp_path / 'nothing'))
-  with pytest.raises(ValueError, match='names no checkpoint'):
-    refused.open(tmp_path / 'run')
-  make_run().open(tmp_path / 'run')
-
-
-def test_a_workdir_that_cannot_be_written_is_refused(tmp_path):
-  (tmp_path / 'file').write_text('kept')
-  for place in ('file', 'file/below'):
-    with pytest.raises(OSError, match='cannot be written.*; give a writ'):
-      make_run().open(tmp_path / place)
-  assert (tmp_path / 'file').read_text() == 'kept'
-
-
 def start(workdir, seconds_per_evaluation):
   path = [str(TESTS), str(TESTS.parent), os.environ.get('PYTHONPATH')]
   return subprocess.Popen(

@@ -348,7 +348,6 @@ def test_lengths_are_resolved_by_what_the_phase_reads():
 
 @pytest.mark.parametrize('field, value, message', [
     ('steps', 0, "phase 'sparse' has steps 0; it must be at least 1"),
-    ('steps', -3, 'steps -3'),
     ('batch_size', 0, 'batch_size 0; it must be at least 1'),
     ('length', 0, 'length 0'),
     ('algorithm', static(1.0), "phase 'sparse': sparsity is.*1.0"),
@@ -367,10 +366,6 @@ def test_an_impossible_phase_is_refused(field, value, message):
 @pytest.mark.parametrize('change, message', [
     ({'duration': '0 steps'}, "phase 'p0': duration '0 steps' is less than"),
     ({'duration': '9 lives'}, "phase 'p0': duration is '9 lives'; write a"),
-    ({'batch_size': 0}, "phase 'p0' has batch_size 0; it must be at least 1"),
-    ({'length': -8}, "phase 'p0' has length -8"),
-    ({'algorithm': static(1)}, "phase 'p0': sparsity is"),
-    ({'algorithm': static(math.nan)}, "phase 'p0': sparsity is"),
     ({'algorithm': 0.5}, "'phases.p0.algorithm' is 0.5; it must be a mapping"),
     ({'data': 'corpsu'}, "data of phase 'p0': 'corpsu' .*'corpus'"),
     (make_rate('cosin'), "rate of phase 'p0': schedule 'cosin' .*'cosine'"),
@@ -379,8 +374,6 @@ def test_an_impossible_phase_is_refused(field, value, message):
     (make_rate('continue'), "'p0' is the first and has the sched.*'continue'"),
     (make_rate('cosine', warmup='30 steps'),
      "learning rate of phase 'p0': warm-up takes 30 of 30 steps"),
-    (make_rate('linear', warmup='40 steps'),
-     "learning rate of phase 'p0': warm-up takes 40 of 30 steps"),
     (make_rate('linear', warmup='120%'),
      "learning rate of phase 'p0': warm-up takes 36 of 30 steps"),
     ({'duration': '50%'}, "phase 'p0': duration '50%' is a share of a phase"),

@@ -73,7 +73,6 @@ def refuse(message, call, *args, error=(ValueError, OSError), **kwargs):
     ('optimizer__eps', float('inf'), "'optimizer.eps' is inf; it must be fin"),
     ('data__planned__tokens', -1.0, 'data.planned.tokens is -1.0; give 0 or'),
     ('data__planned__examples', -1, 'data.planned.examples is -1; give 0 or'),
-    ('phases__order', 'pretrain', "'phases.order' is 'pretrain'; set phases.o"),
     ('phases__order', (3,), r"'phases.order' is \[3\]; set phases.order to a"),
     (f'{PRETRAIN}length', 30, 'lengths 30 and 32; choose lengths that divide'),
     (f'{PRETRAIN}weight_decay', float('inf'), 'weight_decay. is inf; it must'),
@@ -216,13 +215,13 @@ def test_a_damaged_start_is_named(no_data, trained, tmp_path):
 def test_a_workdir_is_checked_before_data_is_read(no_data, trained, tmp_path):
   config = make_config(**WITHOUT_TASK)
   other = make_config(seed=1, **WITHOUT_TASK)
-  (tmp_path / 'file').write_text('kept')
+  (tmp_path / 'file').touch()
   for place in ('file', 'file/below'):
     refuse("cannot be written, since .*file' is a file; give a writable",
            open_run, config, tmp_path / place)
   before = sorted(trained.rglob('*'))
-  refuse('another config: seed was 0 and is 1', open_run, other,
-         trained)
+  refuse('belongs to another config: seed was 0 and is 1; give another',
+         open_run, other, trained)
   assert sorted(trained.rglob('*')) == before
 
 
