@@ -13,6 +13,7 @@ pruned weights are not multiplied, so an infinite input gives no NaN there; and
 bfloat16 values below 1e-38 are flushed to zero.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,6 +26,20 @@ from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.native import library
 
 
+def _where_supported(kernel: Callable[..., Any]) -> lowerings.Lowering:
+  """Returns a lowering that calls a kernel, and declines what it lacks."""
+  def lowering(x, *operands, accumulation_dtype, out_sharding, **params):
+    del out_sharding
+    if x.dtype.name not in library.DTYPES or accumulation_dtype != jnp.float32:
+      return NotImplemented
+    if not (lowerings.is_local(x) and library.is_available(x.dtype)):
+      return NotImplemented
+    return kernel(x, *operands, **params)
+
+  return lowering
+
+
+@_where_supported
 def sparse_matmul(
     x: jax.Array,
     w: jax.Array,
@@ -32,13 +47,9 @@ def sparse_matmul(
     grad_mask: jax.Array,
     *,
     transpose: bool,
-    accumulation_dtype: Any,
-    out_sharding: Any,
 ) -> jax.Array:
   """Multiplies by the kept weights; see `reference.sparse_matmul`."""
-  del grad_mask, out_sharding
-  if not _is_supported(x, accumulation_dtype):
-    return NotImplemented
+  del grad_mask
   features = w.shape[-2] if transpose else w.shape[-1]
   y = jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype)
   return jax.ffi.ffi_call('spdf_sparse_matmul', y)(
@@ -46,36 +57,22 @@ def sparse_matmul(
   )
 
 
-def sampled_matmul(
-    x: jax.Array,
-    dy: jax.Array,
-    mask: jax.Array,
-    *,
-    accumulation_dtype: Any,
-    out_sharding: Any,
-) -> jax.Array:
+@_where_supported
+def sampled_matmul(x: jax.Array, dy: jax.Array, mask: jax.Array) -> jax.Array:
   """Multiplies over the tokens at masked entries; see `reference`."""
-  del out_sharding
-  if not _is_supported(x, accumulation_dtype):
-    return NotImplemented
   dw = jax.ShapeDtypeStruct(mask.shape, x.dtype)
   return jax.ffi.ffi_call('spdf_sampled_matmul', dw)(x, dy, mask)
 
 
+@_where_supported
 def sparse_matmul_backward(
     dy: jax.Array,
     x: jax.Array,
     w: jax.Array,
     mask: jax.Array,
     grad_mask: jax.Array,
-    *,
-    accumulation_dtype: Any,
-    out_sharding: Any,
 ) -> list[jax.Array]:
   """Computes dx and dw; see `primitives.sparse_matmul_backward_p`."""
-  del out_sharding
-  if not _is_supported(x, accumulation_dtype):
-    return NotImplemented
   results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, w)]
   return list(
       jax.ffi.ffi_call('spdf_sparse_matmul_backward', results)(
@@ -84,6 +81,7 @@ def sparse_matmul_backward(
   )
 
 
+@_where_supported
 def packed_matmul(
     x: jax.Array,
     values: jax.Array,
@@ -91,13 +89,8 @@ def packed_matmul(
     *,
     transpose: bool,
     columns: int,
-    accumulation_dtype: Any,
-    out_sharding: Any,
 ) -> jax.Array:
   """Multiplies by packed weights; see `reference.packed_matmul`."""
-  del out_sharding
-  if not _is_supported(x, accumulation_dtype):
-    return NotImplemented
   features = bits.shape[-2] if transpose else columns
   y = jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype)
   return jax.ffi.ffi_call('spdf_packed_matmul', y)(
@@ -105,6 +98,7 @@ def packed_matmul(
   )
 
 
+@_where_supported
 def packed_gradient(
     x: jax.Array,
     dy: jax.Array,
@@ -112,19 +106,15 @@ def packed_gradient(
     *,
     size: int,
     columns: int,
-    accumulation_dtype: Any,
-    out_sharding: Any,
 ) -> jax.Array:
   """Computes the gradient of the values; see `reference.packed_gradient`."""
-  del out_sharding
-  if not _is_supported(x, accumulation_dtype):
-    return NotImplemented
   dvalues = jax.ShapeDtypeStruct((*bits.shape[:-2], size), x.dtype)
   return jax.ffi.ffi_call('spdf_packed_gradient', dvalues)(
       x, dy, bits, columns=np.int64(columns)
   )
 
 
+@_where_supported
 def packed_backward(
     dy: jax.Array,
     x: jax.Array,
@@ -132,13 +122,8 @@ def packed_backward(
     bits: jax.Array,
     *,
     columns: int,
-    accumulation_dtype: Any,
-    out_sharding: Any,
 ) -> list[jax.Array]:
   """Computes dx and dvalues; see `primitives.packed_backward_p`."""
-  del out_sharding
-  if not _is_supported(x, accumulation_dtype):
-    return NotImplemented
   results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, values)]
   return list(
       jax.ffi.ffi_call('spdf_packed_backward', results)(
@@ -160,12 +145,6 @@ def listed_matmul(
   return jax.ffi.ffi_call('spdf_listed_matmul', y)(
       x.astype(jnp.float32), values, indices, starts
   ).astype(x.dtype)
-
-
-def _is_supported(x: jax.Array, accumulation_dtype: Any) -> bool:
-  if x.dtype.name not in library.DTYPES or accumulation_dtype != jnp.float32:
-    return False
-  return lowerings.is_local(x) and library.is_available(x.dtype)
 
 
 for _primitive, _function in (
