@@ -19,7 +19,6 @@ from spdf_jax.sparsity import selectors
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.masks import MaskMaker
-from spdf_jax.sparsity.selection import MatrixAxes
 from spdf_jax.sparsity.selection import Selector
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.structures import Structure
@@ -370,7 +369,7 @@ def saliency(
     # `optax.tree.map_params` passes an empty tree as a placeholder.
     if not jax.tree.leaves(layers):
       return layers
-    weights = _selected(params, axes)
+    weights = selection.selected(params, params, axes)
     # The sparsities of rounds before the last may be others than n of m has.
     unchecked = structure._replace(check=lambda sparsity: None)
     # Evaluated eagerly, so that scores can be checked under jit.
@@ -423,14 +422,6 @@ def _of_round(sparsities: PyTree, done: int, rounds: int) -> PyTree:
   if done == rounds:
     return sparsities
   return jax.tree.map(lambda s: 1 - (1 - s) ** (done / rounds), sparsities)
-
-
-def _selected(params: PyTree, axes: list[MatrixAxes | None]) -> PyTree:
-  """Returns the sparsified leaves, `None` elsewhere."""
-  leaves, treedef = jax.tree.flatten(params)
-  return jax.tree.unflatten(
-      treedef, [None if a is None else leaf for leaf, a in zip(leaves, axes)]
-  )
 
 
 def _merged(weights: PyTree, params: PyTree) -> PyTree:

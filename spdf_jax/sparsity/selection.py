@@ -175,18 +175,12 @@ def _permutation(ndim: int, axes: MatrixAxes) -> tuple[int, ...]:
   return tuple(i for i in range(ndim) if i not in named) + named
 
 
-def _size(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
-  size = 1
-  for axis in axes:
-    size *= shape[axis]
-  return size
-
-
 def _to_matrix(x: Any, axes: MatrixAxes) -> Any:
-  inputs = _size(x.shape, _as_tuple(axes.reduction))
-  outputs = _size(x.shape, _as_tuple(axes.output))
-  layers = _size(x.shape, tuple(range(len(x.shape)))) // (inputs * outputs)
-  shape = (layers, inputs, outputs)
+  inputs, outputs = (
+      math.prod(x.shape[axis] for axis in _as_tuple(part))
+      for part in (axes.reduction, axes.output)
+  )
+  shape = (math.prod(x.shape) // (inputs * outputs), inputs, outputs)
   if isinstance(x, jax.ShapeDtypeStruct):
     return jax.ShapeDtypeStruct(shape, x.dtype)
   return jnp.transpose(x, _permutation(x.ndim, axes)).reshape(shape)

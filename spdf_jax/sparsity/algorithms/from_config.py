@@ -348,10 +348,6 @@ def _number(name: str, value: Any) -> Any:
   return value
 
 
-def _update_every(value: Any) -> Any:
-  return names.by_entry('update_every', value, {}, missing=1)
-
-
 def _rounds(value: Any) -> Any:
   if not isinstance(value, (list, tuple)):
     return value
@@ -367,7 +363,9 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     'drop_fraction': functools.partial(_number, 'drop_fraction'),
     'rounds': _rounds,
     'sparsity': functools.partial(_number, 'sparsity'),
-    'update_every': _update_every,
+    'update_every': lambda value: names.by_entry(
+        'update_every', value, {}, missing=1
+    ),
 }
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     'dense': static.dense,
