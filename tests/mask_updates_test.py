@@ -45,18 +45,6 @@ STILL = read.RunRecord(
 )
 
 
-def make_rounds(losses):
-  """Three rounds of 20 steps, then tuning; validation losses by step."""
-  phases = (
-      phase('round0', 0, 20, 0.0),
-      phase('round1', 20, 20, 0.25, (20,)),
-      phase('round2', 40, 20, 0.4375, (40,)),
-      phase('tune', 60, 20, 0.5, (60,), source='task'),
-  )
-  rows = [{'step': s, 'validation/loss': x} for s, x in losses.items()]
-  return read.RunRecord('rounds', phases, tuple(rows))
-
-
 def test_a_row_shows_the_last_change_before_it():
   found = read.mask_updates_in(DYNAMIC, DYNAMIC.phases[0])
   # The changes at 30 and 35 share a row: of the first nothing is known.
@@ -82,22 +70,6 @@ def test_exploration_is_stated_from_the_updates_within_phases():
       '85% of the sparsified weights have been kept at some step.'
   )
   assert statements.describe_updates('toy', STILL) is None
-
-
-def test_pruning_is_stated_with_the_losses_around_it():
-  losses = {10: 5.0, 20: 4.0, 25: 4.5, 40: 3.5, 50: 3.25, 60: 3.0, 80: 6.0}
-  assert statements.sawtooth('toy', make_rounds(losses)) == (
-      'In toy, pruning and the learning rate of a new round change the '
-      'validation loss from 4.00 to 4.50 at 25% zeros, from 3.50 to 3.25 at '
-      '43.8% zeros, 5 to 10 steps later. These rounds end at 3.50, 3.00.'
-  )
-
-
-def test_rounds_without_an_evaluation_inside_are_left_out():
-  rounds = {20: 4.0, 40: 3.5, 50: 4.5, 60: 3.0}
-  text = statements.sawtooth('toy', make_rounds(rounds))
-  assert 'loss from 3.50 to 4.50 at 43.8% zeros, 10 steps later' in text
-  assert statements.sawtooth('toy', make_rounds({})) is None
 
 
 def test_a_report_has_a_section_on_masks_that_were_updated(tmp_path):

@@ -13,8 +13,6 @@ from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.costs import training_step
 from spdf_jax.costs import wafer_costs
 from spdf_jax.models import PRESETS
-from spdf_jax.runs import read
-from spdf_jax.runs.statements import on_wafer
 from spdf_jax.training import Run
 
 pytestmark = pytest.mark.ci
@@ -196,19 +194,6 @@ def test_energy_and_carbon_of_gpt3_have_the_units_that_are_printed(gpt3):
   low = estimate.phases[0].flops * DEVICE.energy_per_flop / 3.6e6
   assert found['energy'][0] == pytest.approx(low, abs=0.5)
   assert found['carbon'][0] == pytest.approx(low * carbon.value, abs=0.5)
-
-
-def test_a_report_has_a_statement_on_the_wafer_for_sparse_runs_only():
-  sizes = PRESETS['gpt3-xl'].describe()
-  phase = read.PhaseRecord('p', 0, 10, 64, 2048, 'text', 0.75, 64, 5.0, 9.0)
-  text = on_wafer('ours', read.RunRecord('ours', (phase,), (), model=sizes))
-  assert text.startswith('On one modeled CS-2') and 'not measured' in text
-  assert '1 s of either' in text
-  for sparsity in (0.0, 0.02):  # The second saves less than 2 % of the time.
-    phases = (phase._replace(sparsity=sparsity),)
-    run = read.RunRecord('ours', phases, (), model=sizes)
-    assert on_wafer('ours', run) is None
-  assert on_wafer('ours', read.RunRecord('ours', (phase,), ())) is None
 
 
 @pytest.mark.process

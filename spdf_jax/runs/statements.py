@@ -4,19 +4,12 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
-from typing import Any
 
-from spdf_jax import costs
-from spdf_jax import models
-from spdf_jax.accelerator import wafer
-from spdf_jax.accelerator.wafer import views
 from spdf_jax.runs import curves
 from spdf_jax.runs import markdown
 from spdf_jax.runs import read
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import RunRecord
-
-_LEAST_SPEEDUP = 1.02  # Smaller ones are within the error of the wafer model.
 
 
 def _last_in(
@@ -378,112 +371,8 @@ def describe_updates(label: str, run: RunRecord) -> str | None:
   return text
 
 
-def sawtooth(label: str, run: RunRecord) -> str | None:
-  """Describes the rise and fall of the validation loss over pruning rounds.
-
-  Args:
-    label: Name of the run in the text.
-    run: A run.
-
-  Returns:
-    Two sentences, or None if no phase begins with pruning and is evaluated
-    before its end.
-  """
-  teeth, later, ends = [], [], []
-  for last, phase in zip(run.phases, run.phases[1:]):
-    if phase.sparsities[0] <= last.sparsities[1] or phase.source != last.source:
-      continue
-    before = run.at_end(last, 'validation/loss')
-    losses = [
-        (row['step'], row['validation/loss']) for row in run.within(phase)
-        if row.get('validation/loss') is not None
-    ]
-    if before is None or len(losses) < 2:
-      continue
-    teeth.append(
-        f'from {markdown.number(before[1])} to {markdown.number(losses[0][1])} '
-        f'at {markdown.percent(phase.sparsities[0])} zeros'
-    )
-    later.append(losses[0][0] - phase.start)
-    ends.append(markdown.number(losses[-1][1]))
-  if not teeth:
-    return None
-  steps = ' to '.join(dict.fromkeys(str(f(later)) for f in (min, max)))
-  return (
-      f'In {label}, pruning and the learning rate of a new round change the '
-      f'validation loss {", ".join(teeth)}, {steps} steps later. These rounds '
-      f'end at {", ".join(ends)}.'
-  )
-
-
-def on_wafer(label: str, run: RunRecord) -> str | None:
-  """Estimates the time of a run on a modeled CS-2, sparse and dense.
-
-  Args:
-    label: Name of the run in the text.
-    run: A run.
-
-  Returns:
-    A sentence; `None` for dense runs, those without recorded sizes, and those
-    whose sparsity saves less than 2 % of the time.
-
-  Example:
-    >>> sizes = dict(n_layers=24, d_model=2048, n_heads=16, d_ff=8192,
-    ...              vocab_size=50257)
-    >>> phase = PhaseRecord('p', 0, 4, 64, 2048, 'text', 0.75, 64, 5.0, 10.0)
-    >>> print(on_wafer('toy', RunRecord('toy', (phase,), (), model=sizes)))
-    ... # doctest: +NORMALIZE_WHITESPACE
-    On one modeled CS-2 (calibrated, not measured) toy would take 1.84 s and the
-    same steps dense 3.3 s: 400 ms of either for the optimizer on the hosts,
-    1.44 s against 2.9 s on the wafer.
-  """
-  config = _decoder_of(run.model)
-  parts = [(p, part) for p in run.phases for part in p.parts]
-  if config is None or not any(part.sparsity for _, part in parts):
-    return None
-  device = wafer.create_device('cs2')
-  found = {}
-
-  def seconds(phase, sparsity):
-    key = phase.batch_size, phase.length, sparsity
-    if key not in found:
-      zeros = min(sparsity, 1 - 1e-6)
-      step = costs.training_step(config, phase.batch_size, phase.length, zeros)
-      found[key] = float(wafer.report_on(step, device).seconds)
-    return found[key]
-
-  sparse = sum(part.steps * seconds(p, part.sparsity) for p, part in parts)
-  dense = sum(part.steps * seconds(p, 0.0) for p, part in parts)
-  hosts = device.step_seconds * sum(part.steps for _, part in parts)
-  if dense < _LEAST_SPEEDUP * sparse:
-    return None
-  return (
-      f'On one modeled CS-2 (calibrated, not measured) {label} would '
-      f'take {views.duration(sparse)} and the same steps dense '
-      f'{views.duration(dense)}: '
-      f'{views.duration(hosts)} of either for the optimizer on the hosts, '
-      f'{views.duration(sparse - hosts)} against '
-      f'{views.duration(dense - hosts)} on the wafer.'
-  )
-
-
-def _decoder_of(sizes: Mapping[str, Any]) -> models.DecoderConfig | None:
-  """Returns the config of recorded sizes; `None` if it is not of a decoder."""
-  names = ('vocab_size', 'n_layers', 'n_heads', 'd_model', 'd_ff')
-  if not all(name in sizes for name in names):
-    return None
-  required = {name: sizes[name] for name in names} | {'max_length': 1}
-  if not sizes.get('gated'):
-    return models.GPTConfig(**required)
-  return models.LlamaConfig(
-      **required, n_kv_heads=sizes.get('kv_heads'),
-      head_dim=sizes.get('head_size'),
-  )
-
-
 _OF_EACH = (
-    against_bigram, describe_updates, sawtooth, fine_tuning, cost,
-    against_budget, on_wafer,
+    against_bigram, describe_updates, fine_tuning, cost, against_budget,
 )
 
 
