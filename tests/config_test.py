@@ -26,7 +26,7 @@ import spdf_jax
 from spdf_jax.models import PRESETS
 from spdf_jax.training import MismatchError
 from spdf_jax.training.config import parse
-from spdf_jax.training.config import plain
+from spdf_jax.training.fields import plain
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.identity import run_identity
 from spdf_jax.training.workdir import read_workdir_config

@@ -32,7 +32,7 @@ from spdf_jax import training
 from spdf_jax.models import PRESETS
 from spdf_jax.runs import lifecycle
 from spdf_jax.runs.ancestry import read_ancestry
-from spdf_jax.training.config import plain
+from spdf_jax.training.fields import plain
 
 pytestmark = pytest.mark.papers
 
