@@ -299,7 +299,7 @@ def test_a_fault_that_passes_moves_no_checkpoint(
 
   rows = (workdir / 'metrics.jsonl').read_text()
   with monkeypatch.context() as patched:
-    patched.setattr(checkpoints, 'read_checkpoint', fail)
+    patched.setattr(checkpoints.checkpoint_files, 'read_checkpoint', fail)
     for _ in range(2):
       with pytest.raises(type(fault), match=re.escape(str(fault))):
         make_run().open(workdir)

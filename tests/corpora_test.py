@@ -12,8 +12,6 @@ from spdf_jax.data import stdlib
 from spdf_jax.data import tokenizers
 from spdf_jax.data.corpora import prepare_corpus
 from spdf_jax.data.corpora import SPLITS
-from spdf_jax.data.stdlib import module_sources
-from spdf_jax.data.stdlib import module_split
 
 
 @pytest.fixture(scope='module')
@@ -31,7 +29,7 @@ def small_library(monkeypatch, tmp_path):
   """Replaces the standard library by a few small files."""
   names = [f'module{i}' for i in range(60)]
   sources = [(name, f'"""Text of {name}."""\n' * 5) for name in names]
-  monkeypatch.setattr(corpora, 'module_sources', lambda: sources)
+  monkeypatch.setattr(stdlib, 'module_sources', lambda: sources)
   return tmp_path / 'cache'
 
 
@@ -62,7 +60,8 @@ def test_held_out_splits_have_about_five_percent_each(corpus):
 def test_every_split_holds_its_modules_in_order_and_no_others(corpus):
   train = set(documents(corpus, 'train'))
   for split in SPLITS:
-    expected = [t for m, t in module_sources() if module_split(m) == split]
+    expected = [t for m, t in stdlib.module_sources()
+                if stdlib.module_split(m) == split]
     assert documents(corpus, split) == expected
     # Stubs of a few bytes aside, which may be equal.
     held_out = {text for text in expected if len(text) > 100}
@@ -75,7 +74,7 @@ def test_every_split_holds_its_modules_in_order_and_no_others(corpus):
 
 
 def test_the_second_time_the_cache_is_used(corpus, cache_dir, monkeypatch):
-  monkeypatch.setattr(corpora, 'module_sources', None)
+  monkeypatch.setattr(stdlib, 'module_sources', None)
   again = prepare(cache_dir)
   assert again.fingerprint == corpus.fingerprint
   assert os.listdir(cache_dir) == [folder(cache_dir).name]
@@ -85,10 +84,8 @@ def test_the_python_version_is_in_the_fingerprint(small_library, monkeypatch):
   first = prepare(small_library)
   source = first.train.description['source']
   assert source['python'] == platform.python_version()
-  monkeypatch.setattr(
-      corpora, 'python_identity', lambda: {**stdlib.python_identity(),
-                                           'python': '3.99.0'}
-  )
+  identity = stdlib.python_identity() | {'python': '3.99.0'}
+  monkeypatch.setattr(stdlib, 'python_identity', lambda: identity)
   second = prepare(small_library)
   assert second.train.fingerprint == first.train.fingerprint
   assert second.fingerprint != first.fingerprint
@@ -107,12 +104,12 @@ def test_byte_pairs_are_learned_on_training_documents_only(
 
   monkeypatch.setattr(tokenizers, 'train_bpe', train)
   corpus = prepare(small_library, 'bpe-270')
-  sources = corpora.module_sources()
-  assert seen == [t for m, t in sources if module_split(m) == 'train']
+  sources = stdlib.module_sources()
+  assert seen == [t for m, t in sources if stdlib.module_split(m) == 'train']
   assert corpus.train.vocab_size == corpus.tokenizer.vocab_size == 270
   assert prepare(small_library, 'bpe-270').fingerprint == corpus.fingerprint
   ids = corpus.test.tokens.tolist()
-  texts = [t for m, t in sources if module_split(m) == 'test']
+  texts = [t for m, t in sources if stdlib.module_split(m) == 'test']
   assert corpus.tokenizer.decode(ids) == ''.join(texts)
 
 

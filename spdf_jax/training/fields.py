@@ -160,7 +160,7 @@ def check_type(value: Any, field_type: Any, path: str) -> None:
 
 
 _DEMANDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    '0 or more': (lambda number: number >= 0, 'give 0 or more'),
+    '0 or more': (lambda number: not number < 0, 'give 0 or more'),
     'at least 1': (lambda number: number >= 1, 'it must be at least 1'),
     'positive': (lambda number: number > 0, 'it must be positive'),
 }
