@@ -101,7 +101,7 @@ def tensors_of(config: models.GPTConfig | models.LlamaConfig) -> list[Tensor]:
     consists of, of a model whose layers are not stacked.
 
   Example:
-    >>> tensors_of(GPTConfig(64, 1, 2, 16, 48, 32))[8].parts
+    >>> tensors_of(models.GPTConfig(64, 1, 2, 16, 48, 32))[8].parts
     ('h_0/attn/wq/kernel', 'h_0/attn/wk/kernel', 'h_0/attn/wv/kernel')
   """
   if isinstance(config, models.GPTConfig):
