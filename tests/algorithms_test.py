@@ -296,19 +296,6 @@ def test_rounds_may_end_at_the_sparsity_of_a_structure():
   assert counts(algorithm, 3) == [96, 96, 96, 48]
 
 
-def test_names_of_configs_are_names_of_functions():
-  pairs = [
-      (spdf.rigl(0.5, structure='2:4', **TIMES),
-       spdf.rigl(0.5, structure=structures.n_of_m(2, 4), **TIMES)),
-      (spdf.static(0.5, distribution='erk', init='magnitude'),
-       spdf.static(0.5, distribution=spdf.erk, init=spdf.init.magnitude)),
-  ]
-  params = parabola.make_params()
-  for pair in pairs:
-    one, other = (mask_of(optimizer(a).init(params)) for a in pair)
-    np.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.parametrize('arguments, message', [
     (dict(algorithm=0.75), 'algorithm is 0.75; give an algorithm'),
     (dict(inner=optax.adam), 'inner is <function adam .*optax.adamw'),
@@ -332,9 +319,7 @@ STATIC = [spdf.static(0.5), spdf.dense()]
     (lambda: spdf.static(spdf.cubic(0.0, 0.5, 10)), 'sparsity is a schedule'),
     (lambda: spdf.static(0.5, structure=4), 'structure is 4; give'),
     (lambda: spdf.static(0.5, structure='4:2'), 'n is 4 and m is 2'),
-    (lambda: spdf.static(0.5, distribution='erc'), "did you mean 'erk'"),
     (lambda: spdf.rigl(0.5, distribution=1, **TIMES), 'distribution is 1'),
-    (lambda: spdf.static(0.5, init='magnitud'), "did you mean 'magnitude'"),
     (lambda: spdf.gmp(0.5, init=0.5, **TIMES), 'init is 0.5; give'),
     (
         lambda: spdf.rigl(0.8, update_every=0, update_until=9),
