@@ -10,9 +10,9 @@ import pytest
 
 from spdf_jax.data.batches import Allotment
 from spdf_jax.data.batches import evaluation_batches
+from spdf_jax.data.batches import permute
 from spdf_jax.data.batches import schedule_batches
 from spdf_jax.data.examples import encode_pairs
-from spdf_jax.data.permutations import permute
 from spdf_jax.data.sources import Windows
 from spdf_jax.data.tasks import Pair
 from spdf_jax.data.token_files import write_token_file

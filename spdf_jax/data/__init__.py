@@ -4,6 +4,7 @@
 from spdf_jax.data.batches import Allotment
 from spdf_jax.data.batches import BatchAt
 from spdf_jax.data.batches import evaluation_batches
+from spdf_jax.data.batches import permute
 from spdf_jax.data.batches import schedule_batches
 from spdf_jax.data.corpora import Corpus
 from spdf_jax.data.corpora import open_corpus
@@ -13,7 +14,6 @@ from spdf_jax.data.corpora import verify_corpus
 from spdf_jax.data.examples import encode_pairs
 from spdf_jax.data.examples import Examples
 from spdf_jax.data.mixtures import Mixture
-from spdf_jax.data.permutations import permute
 from spdf_jax.data.prepare import join_shards
 from spdf_jax.data.prepare import PreparationProgress
 from spdf_jax.data.prepare import prepare_files

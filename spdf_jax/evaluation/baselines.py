@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spdf_jax.evaluation import loss
 from spdf_jax.evaluation.loss import TokenLoss
 
 LARGEST_VOCABULARY = 8192  # Counts of 8192 x 8192 pairs take 256 MiB.
@@ -375,9 +376,4 @@ def _ngram_loss(
     chosen = probabilities(before, previous, following)
     nats -= float(np.sum(weights[keep] * np.log(chosen)))
     tokens += float(weights.sum())
-  if not tokens > 0:
-    raise ValueError(
-        f'batches hold target tokens of total weight {tokens}; give at '
-        'least one batch with a positive weight.'
-    )
-  return TokenLoss(nats, tokens)
+  return loss.total_loss(nats, tokens)

@@ -155,6 +155,11 @@ def evaluate_loss(
     )
     nats += float(sums[0])
     tokens += float(sums[1])
+  return total_loss(nats, tokens)
+
+
+def total_loss(nats: float, tokens: float) -> TokenLoss:
+  """Returns a loss, or raises ValueError without any target token."""
   if not tokens > 0:
     raise ValueError(
         f'batches hold target tokens of total weight {tokens}; give at '
