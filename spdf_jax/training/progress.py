@@ -73,12 +73,11 @@ class Progress:
   """A printer of phase, step, loss, tokens/s and time left.
 
   On a terminal and in a notebook the line is overwritten in place; elsewhere a
-  new line is printed every `every_seconds`.
+  new line is printed every ten seconds.
 
   Args:
     run: The run.
     start: Step that training starts from.
-    every_seconds: Seconds between lines that are not overwritten.
     out: Output stream; `None`: stderr.
     clock: Monotonic clock, in seconds.
   """
@@ -88,13 +87,12 @@ class Progress:
       run: Run,
       start: int,
       *,
-      every_seconds: float = 10.0,
       out: TextIO | None = None,
       clock: Callable[[], float] = time.monotonic,
   ):
     self._run = run
     self._line = LiveLine(out)
-    self._every = 0.5 if self._line.overwrites else every_seconds
+    self._every = 0.5 if self._line.overwrites else 10.0
     self._clock = clock
     self._last_time = clock()
     self._last_tokens = self._tokens_until(start)

@@ -45,9 +45,7 @@ _TASKS: dict[str, Callable[..., Task]] = {
 }
 
 
-def load_task(
-    name: str, input: str | os.PathLike[str] | None = None, *, seed: int = 0
-) -> Task:
+def load_task(name: str, input: str | os.PathLike[str] | None = None) -> Task:
   """Reads a task by its name.
 
   Args:
@@ -60,7 +58,6 @@ def load_task(
       tasks: `train.jsonl` and others with lines of
       `{"context": …, "target": …}`).
     input: Folder with the files of the task; unused by `'python-docstrings'`.
-    seed: Seed that splits `'curation'`, which is published without splits.
 
   Returns:
     The task.
@@ -85,4 +82,4 @@ def load_task(
         f'task {name!r} is read from files but no folder is given; set input'
         ' to the folder that holds them.'
     )
-  return read(input, seed) if name == 'curation' else read(input)
+  return read(input)
