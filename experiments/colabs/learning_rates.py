@@ -43,6 +43,7 @@ if importlib.util.find_spec('spdf_jax') is None:
 
 # %%
 import argparse
+import functools
 import inspect
 
 from flax import linen as nn
@@ -131,9 +132,9 @@ def final_loss(rate, density, follows_density):
 
 def losses_over_rates(follows_density):
   return {
-      density: jax.jit(jax.vmap(
-          lambda rate: final_loss(rate, density, follows_density)
-      ))(RATES)
+      density: jax.jit(jax.vmap(functools.partial(
+          final_loss, density=density, follows_density=follows_density
+      )))(RATES)
       for density in DENSITIES
   }
 
