@@ -12,15 +12,12 @@ import pytest
 from quickstart_runs import CACHE
 from real_data import data_path
 
-from configs import common
 from configs import finetune
 from configs import iterative_pruning
 from configs import llama_dst
 from configs import spdf
 from configs import variable_spdf
 from experiments.launch import grid
-from experiments.papers import post_readings
-from experiments.papers import published_flops
 from spdf_jax.costs import flops
 from spdf_jax.costs import plan_costs
 from spdf_jax.models import PRESETS
@@ -33,7 +30,6 @@ ROOT = pathlib.Path(__file__).parents[1]
 FILES = (finetune, iterative_pruning, llama_dst, spdf, variable_spdf)
 # Numbers of training examples of the tasks.
 EXAMPLES = dict(e2e=42_061, webnlg=18_025, dart=62_659, curation=31_929)
-SPDF_MODELS = ('gpt2-small', 'gpt3-xl')
 
 
 def plan_of(config):
@@ -49,10 +45,6 @@ def planned(file, arg=''):
 
 def flops_of(plan):
   return sum(p['steps'] * p['flops_per_step'] for p in plan['phases'])
-
-
-def dense_flops_of(plan):
-  return sum(p['steps'] * p['dense_flops_per_step'] for p in plan['phases'])
 
 
 def commands(file):
@@ -121,6 +113,8 @@ def test_every_fine_tuning_of_spdf_can_be_planned(
   kept = 0 if algorithm == 'dense' else sparsity
   assert phase['sparsity'] == pytest.approx(kept, abs=1e-6)
   assert phase['tokens'] <= 5 * EXAMPLES[task] * 512
+  each = phase['dense_flops_per_step'] / phase['batch_size']
+  assert each == flops.training_flops(PRESETS[model], 512)
   config = finetune.get_config(arg)
   assert config.init_from == f'runs/{model}-{round(100 * sparsity)}'
   assert config.data.planned.examples == EXAMPLES[task]
@@ -207,24 +201,6 @@ def test_extended_variable_spdf_is_that_of_the_published_configs():
   assert saved == pytest.approx(0.657, abs=5e-4)
 
 
-def test_a_dry_run_of_variable_spdf_has_the_shares_of_its_flops_table():
-  plan = planned(variable_spdf, 'model=cerebras-gpt-6.7b')
-  row = published_flops.V_LARGE, 'extended'
-  read = post_readings.POST_READINGS[published_flops.VARIABLE_LARGE.source]
-  fewer = {r.how: r.value for r in read(row, 'fewer FLOPs')}
-  (effective,) = read(row, 'effective sparsity')
-  total = plan['totals'][-1]
-  assert (total['name'], total['against']) == ('pre-training', ['pretrain'])
-  # The table has another step of 71,902, and no sparse one in the second stage.
-  shares = total['of_dense'], total['of_dense_with_embedding']
-  assert shares == pytest.approx(
-      (1 - fewer[''], 1 - fewer['with the input embedding in all passes']),
-      abs=3e-5,
-  )
-  assert [round(share, 3) for share in shares] == [0.343, 0.366]
-  assert total['effective_sparsity'] == pytest.approx(effective.value, abs=2e-5)
-
-
 def test_a_dry_run_of_the_split_has_the_effective_sparsity_of_the_post():
   plan = planned(variable_spdf, 'model=cerebras-gpt-256m')
   assert [phase['continues'] for phase in plan['phases']] == [False, True]
@@ -242,18 +218,6 @@ def test_iterative_pruning_ends_at_the_sparsity_that_is_printed():
   steps = [phase['steps'] for phase in plan['phases'][1:]]
   assert steps == sorted(steps) and (steps[0], steps[-1]) == (20_000, 120_000)
   assert plan['phases'][0]['tokens'] == pytest.approx(26e9, rel=1e-3)
-
-
-def test_iterative_pruning_saves_what_is_printed():
-  plan = planned(iterative_pruning)
-  shape = PRESETS['gpt3-1.3b']
-  found = flops.forward_flops(shape, 2048)
-  found /= flops.forward_flops(shape, 2048, 0.838)
-  assert round(found) == 3 and found == pytest.approx(3.02, abs=5e-3)
-  zeros = 0.838 * plan['sparsified_parameters']
-  found = plan['parameters'] / (plan['parameters'] - zeros)
-  assert found == pytest.approx(4.34, abs=5e-3)
-  assert 1 / (1 - 0.838) == pytest.approx(6.2, abs=0.05)
 
 
 def test_rounds_may_prune_the_whole_model_to_the_same_sparsities():
@@ -287,25 +251,6 @@ def test_rounds_stop_at_the_loss_that_is_given_from_the_dense_weights():
   assert algorithms == [phase.algorithm for phase in never.phases[1:]]
   rates = [float(p.learning_rate(0)) for p in stopping.phases[1:]]
   assert rates == pytest.approx([2e-4] * 4)
-
-
-# SPDF, appendix, table 3: sequences, exaFLOPs of GPT-2 Small and of GPT-3 XL;
-# of the last it prints 0.524 for E2E, where its sequences make 0.527.
-@pytest.mark.parametrize('task, sequences, small, large', [
-    ('e2e', 1.26e5, 0.052, 0.527), ('webnlg', 0.54e5, 0.022, 0.226),
-    ('dart', 1.25e5, 0.051, 0.524), ('curation', 0.34e5, 0.014, 0.141),
-])
-def test_a_sequence_of_fine_tuning_costs_what_is_printed(
-    task, sequences, small, large
-):
-  for model, printed in zip(SPDF_MODELS, (small, large)):
-    arg = f'task={task},model={model},sparsity=0.75'
-    phase, = planned(finetune, arg)['phases']
-    each = phase['flops_per_step'] / phase['batch_size']
-    assert each == flops.training_flops(PRESETS[model], 512)
-    assert sequences * each / 1e18 == pytest.approx(printed, rel=0.02)
-    # It stopped early, within the five epochs.
-    assert sequences < phase['steps'] * phase['batch_size']
 
 
 def test_dart_takes_the_steps_that_were_published():
@@ -344,11 +289,6 @@ def test_training_needs_the_files_of_the_task():
   run = Run.create(config, planning=True)
   with pytest.raises(ValueError, match="task 'e2e' is only planned"):
     run.batch_at(0)
-
-
-def test_a_part_of_a_duration_keeps_its_unit():
-  assert common.part_of('20 tokens/parameter', 0.75) == '15 tokens/parameter'
-  assert common.part_of('2.5B tokens', 1 / 3) == '0.8333333333B tokens'
 
 
 @pytest.mark.parametrize('file, arg, message', [

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from quickstart_runs import small_config
 
-from experiments.papers.traced_flops import trace_flops
+from experiments.papers.flops_of_models import trace_flops
 from spdf_jax.costs import flops
 from spdf_jax.data import Batch
 from spdf_jax.training import Run

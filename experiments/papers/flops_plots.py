@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 from typing import NamedTuple
 
+from experiments.papers import computed_flops
 from experiments.papers import printed_numbers
 from experiments.papers import published_flops as published
-from experiments.papers import readings
-from experiments.papers import spdf_readings
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.models import PRESETS
 from spdf_jax.runs import markdown
@@ -66,10 +65,10 @@ def published_bars() -> list[Bar]:
   bars = []
   for name, sparsity in published.PRETRAINING.rows:
     flops = {
-        SPARSE if sparsity else DENSE: spdf_readings.pretraining_flops(
+        SPARSE if sparsity else DENSE: computed_flops.pretraining_flops(
             name, sparsity
         ),
-        TUNING: spdf_readings.tuning_flops(name, 'E2E'),
+        TUNING: computed_flops.tuning_flops(name, 'E2E'),
     }
     printed = _EXA * printed_numbers.value_of(
         published.TOTALS.cell((name, sparsity), 'E2E')
@@ -82,7 +81,7 @@ def published_bars() -> list[Bar]:
 def _small_bars() -> list[Bar]:
   name = published.V_SMALL
   shape, length = PRESETS[name], published.LENGTH
-  sequences = 20 * readings.parameters_of(name)[0] / length
+  sequences = 20 * computed_flops.parameters_of(name)[0] / length
   cost = lambda sparsity: sequences * training_flops(shape, length, sparsity)
   shares, sparsities = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
   return [
@@ -100,9 +99,7 @@ def _large_bars() -> list[Bar]:
   cost = lambda steps, sparsity: (
       steps * published.BATCH * training_flops(shape, length, sparsity)
   )
-  tuning = published.DART_STEPS * published.DART_BATCH * training_flops(
-      shape, readings.TUNED
-  )
+  tuning = computed_flops.large_tuning_flops()
   steps, sparsities = published.STAGE_STEPS, published.STAGE_SPARSITIES
   dense = cost(steps[0], 0.0)
   row, = published.VARIABLE_LARGE.rows
@@ -200,7 +197,7 @@ def reductions(sparsity: float) -> list[tuple[int, float]]:
     shape = PRESETS[name]
     dense = training_flops(shape, published.LENGTH)
     sparse = training_flops(shape, published.LENGTH, sparsity)
-    found.append((readings.parameters_of(name)[0], dense / sparse))
+    found.append((computed_flops.parameters_of(name)[0], dense / sparse))
   return found
 
 
@@ -239,8 +236,8 @@ def plot_flops_reduction() -> Any:
       if printed_sparsity == sparsity:
         text = published.PRETRAINING.cell((name, sparsity), 'of dense')
         ax.plot(
-            readings.parameters_of(name)[0], 1 / printed_numbers.value_of(text),
-            'D', color='black',
+            computed_flops.parameters_of(name)[0],
+            1 / printed_numbers.value_of(text), 'D', color='black',
             markersize=6, fillstyle='none', zorder=3,
         )
   ax.set(

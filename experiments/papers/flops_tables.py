@@ -2,23 +2,24 @@
 
 from collections.abc import Sequence
 import csv
+import functools
 import io
+import pathlib
 import re
 from typing import NamedTuple
 
-from experiments.papers import post_readings
+from experiments.papers import computed_flops
 from experiments.papers import printed_numbers
 from experiments.papers import published_flops
-from experiments.papers import spdf_readings
 from experiments.papers.published_flops import Printed
-from experiments.papers.readings import Reading
 from spdf_jax import names
 from spdf_jax.runs import markdown
 
 FOLLOWS, OTHERWISE = 'follows', 'follows otherwise'
 MISPRINT, FAILS = 'misprint', 'does not follow'
 
-_READINGS = spdf_readings.SPDF_READINGS | post_readings.POST_READINGS
+_EXCEPTIONS = pathlib.Path(__file__).parent / 'flops_exceptions.csv'
+"""Cells whose printed digits are not those of the computed value."""
 _HEADER = ('row', 'column', 'printed', 'ours', 'difference', 'verdict')
 
 
@@ -84,44 +85,24 @@ def compare(table: str) -> list[Cell]:
 
 
 def _judge(printed: Printed, row: tuple, column: str, text: str) -> Cell:
-  first, *others = _READINGS[printed.source](row, column)
-  name = ' '.join(_label(part) for part in row)
-  judged = lambda verdict, note='': Cell(
-      printed.source, name, column, text, first.value, verdict, note
-  )
-  if printed_numbers.as_printed(first.value, text) == text:
-    return judged(FOLLOWS)
-  slip = printed.slips.get((row, column), '')
-  for reading in others:
-    if printed_numbers.as_printed(reading.value, text) != text:
-      continue
-    if reading.slip:
-      return judged(MISPRINT, slip or f'it is {reading.how}')
-    if printed.is_open:
-      break
-    return judged(OTHERWISE, f'{reading.how}; {slip}' if slip else reading.how)
-  if printed.is_open:
-    readings = sorted(
-        [first, *others],
-        key=lambda r: abs(r.value - printed_numbers.value_of(text))
-    )
-    counts = '; '.join(
-        f'{markdown.percent(r.value)} {r.how or "as the other tables"}'
-        for r in readings
-    )
-    return judged(FAILS, f'the source does not state how it counts: {counts}')
-  nearest = _nearest([first, *others], text)
-  return judged(FAILS, f'{slip}; {nearest}' if slip else nearest)
+  value = computed_flops.VALUES[printed.source](row, column)
+  label = ' '.join(map(_label, row))
+  verdict, note = FOLLOWS, ''
+  if printed_numbers.as_printed(value, text) != text:
+    verdict, note = _exceptions()[printed.source, label, column]
+  return Cell(printed.source, label, column, text, value, verdict, note)
 
 
-def _nearest(readings: Sequence[Reading], text: str) -> str:
-  same = [reading for reading in readings if not reading.slip]
-  nearest = min(
-      same, key=lambda r: abs(r.value - printed_numbers.value_of(text))
-  )
-  how = f' ({nearest.how})' if nearest.how else ''
-  printed = printed_numbers.as_printed(nearest.value, text)
-  return f'nearest reading: {printed}{how}'
+@functools.cache
+def _exceptions() -> dict[tuple[str, ...], tuple[str, str]]:
+  """Reads verdict and note of the cells that do not follow."""
+  with _EXCEPTIONS.open(encoding='utf-8') as file:
+    return {
+        (row['source'], row['row'], row['column']): (
+            row['verdict'], row['note']
+        )
+        for row in csv.DictReader(file)
+    }
 
 
 def _label(part: str | float) -> str:
