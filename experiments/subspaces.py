@@ -19,7 +19,6 @@ import pathlib
 from absl import flags
 
 from experiments.launch import console
-from experiments.papers import subspace_pairs
 from experiments.papers import subspace_plots
 from experiments.papers import subspaces
 from spdf_jax import files
@@ -41,7 +40,7 @@ def main(argv: list[str]) -> int:
 
 
 def _measure() -> Iterator[str]:
-  pairs = subspace_pairs.measure_pairs(
+  pairs = subspaces.measure_pairs(
       _BEFORE.value, _AFTER.value, _NAMES.value
   )
   names, distances = list(pairs), list(pairs.values())
@@ -50,7 +49,7 @@ def _measure() -> Iterator[str]:
     output = pathlib.Path(_OUTPUT.value)
     output.mkdir(parents=True, exist_ok=True)
     files.write_atomically(
-        output / 'distances.csv', subspace_pairs.as_csv(pairs)
+        output / 'distances.csv', subspaces.as_csv(pairs)
     )
     figure = subspace_plots.plot_distances(names, distances)
     style.save(figure, output / 'distances.png')

@@ -24,6 +24,7 @@ from collections.abc import Callable
 import contextlib
 import dataclasses
 import functools
+import logging as standard_logging
 import sys
 
 from absl import app
@@ -33,13 +34,13 @@ from experiments.launch import compilation_cache
 from experiments.launch import config_file
 from experiments.launch import console
 from experiments.launch import dry_run
-from experiments.launch import process_flags
 from spdf_jax import training
 from spdf_jax.runs import lifecycle
 from spdf_jax.runs import mirror
 from spdf_jax.runs import style
 from spdf_jax.training import config
 from spdf_jax.training import mesh
+from spdf_jax.training import processes
 from spdf_jax.training import profiling
 from spdf_jax.training import writers
 
@@ -61,6 +62,27 @@ _MIRROR = flags.DEFINE_string(
 _PROFILE = flags.DEFINE_string(
     'profile', '', 'Steps to trace to WORKDIR/profile, FIRST:COUNT.'
 )
+_DISTRIBUTED = flags.DEFINE_enum(
+    'distributed', 'auto', processes.MODES,
+    'Whether this is one of several processes: on, off, or auto, which detects '
+    'a cluster (SLURM, Open MPI, TPU hosts), --coordinator, --num_processes '
+    'and --process_id, or the variables JAX_COORDINATOR_ADDRESS, '
+    'JAX_NUM_PROCESSES and JAX_PROCESS_ID.',
+)
+_COORDINATOR = flags.DEFINE_string(
+    'coordinator', None, 'Address of process 0, host:port.'
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+    'num_processes', None, 'Number of processes.', lower_bound=1
+)
+_PROCESS_ID = flags.DEFINE_integer(
+    'process_id', None, 'Number of this process, from 0.', lower_bound=0
+)
+_TIMEOUT = flags.DEFINE_integer(
+    'process_timeout', 300,
+    'Seconds that processes wait for one another at start and end.',
+    lower_bound=1,
+)
 
 
 def main(argv: list[str]) -> int:
@@ -75,7 +97,7 @@ def main(argv: list[str]) -> int:
 
 def _describe() -> str:
   mesh.simulate_devices(dataclasses.asdict(config.parse_mesh(_CONFIG.value)))
-  process_flags.join()
+  _join_processes()
   run = training.Run.create(
       _CONFIG.value, _WORKDIR.value or None, planning=True
   )
@@ -86,7 +108,7 @@ def _describe() -> str:
 def _open() -> Callable[[], str | None]:
   """Opens the run; returns the function that trains it."""
   style.check_backend()
-  process_flags.join()
+  _join_processes()
   profiling.parse_window(_PROFILE.value, sys.maxsize)
   chosen = writers.choose_writers(_LOG_TO.value)
   with contextlib.ExitStack() as stack:
@@ -104,7 +126,19 @@ def _open() -> Callable[[], str | None]:
   return train
 
 
+def _join_processes() -> None:
+  """Joins the processes that the flags give; only process 0 logs progress."""
+  processes.join_processes(
+      _DISTRIBUTED.value,
+      coordinator=_COORDINATOR.value,
+      num_processes=_NUM_PROCESSES.value,
+      process_id=_PROCESS_ID.value,
+      timeout=_TIMEOUT.value,
+  )
+  if not processes.is_main_process():
+    standard_logging.getLogger('spdf_jax').setLevel(standard_logging.WARNING)
+
+
 if __name__ == '__main__':
-  flags.adopt_module_key_flags(process_flags)  # Shows these flags in --help.
   flags.mark_flag_as_required('config')
   console.start(main)

@@ -15,11 +15,11 @@ from paper_tables_test import score
 from plots_test import assert_texts_stand_free
 import pytest
 
+from experiments import figures
 from experiments.papers import diagrams
-from experiments.papers import figures
 from experiments.papers import flops_plots
-from experiments.papers import histories
 from experiments.papers import run_figures
+from experiments.papers import run_groups
 from experiments.papers.run_figures import MissingRunsError
 from experiments.papers.run_groups import by_label
 from experiments.papers.run_groups import describe_pretraining
@@ -112,7 +112,7 @@ def test_a_history_counts_on_through_its_launches(tmp_path):
   ])
   log(first, (60, 5.0), (100, 4.0), (120, 3.5))
   second = prune(tmp_path / 'second', f'{first}@a')
-  run = histories.read_history(read_ancestry(second))
+  run = run_groups.read_history(read_ancestry(second))
   assert [(p.name, p.start, p.end) for p in run.phases] == [
       ('a', 0, 100), ('round0', 100, 150), ('round1', 150, 200),
   ]
@@ -127,12 +127,12 @@ def test_a_history_ends_with_the_best_step_that_was_gone_on_from(
 ):
   first = make_run(tmp_path / 'first', [('a', 'corpus', 0.9, 0.9, 100)])
   log(first, (60, 4.0), (100, 5.0))
-  for module in (ancestry, histories):
+  for module in (ancestry, run_groups):
     monkeypatch.setattr(
         module, 'find_checkpoint', lambda _: pathlib.Path('checkpoints/60')
     )
   second = prune(tmp_path / 'second', f'{first}@a:best')
-  run = histories.read_history(read_ancestry(second))
+  run = run_groups.read_history(read_ancestry(second))
   assert [(p.start, p.end) for p in run.phases] == [
       (0, 60), (60, 110), (110, 160),
   ]
@@ -145,9 +145,9 @@ def test_what_was_ever_active_is_known_after_a_dense_launch_only(tmp_path):
     start = pretrain(tmp_path / name, sparsity)
     workdir = prune(tmp_path / f'from-{name}', start)
     log(workdir, (100, 0.5), key='sparsity/exploration')
-    own = histories.read_history(read_ancestry(start))
+    own = run_groups.read_history(read_ancestry(start))
     assert own.series('validation/loss')[0] == [50, 100]
-    run = histories.read_history(read_ancestry(workdir))
+    run = run_groups.read_history(read_ancestry(workdir))
     assert run.series('sparsity/exploration')[1] == expected
 
 
@@ -160,8 +160,8 @@ def test_the_mean_run_has_the_means_over_seeds(tmp_path):
     workdir = make_run(tmp_path / str(i), phases, seed=i)
     points = list(zip((10, 20, 30, 40), row))
     log(workdir, *(points[1:] if i == 2 else points))
-    runs.append(histories.read_history(read_ancestry(workdir)))
-  steps, means = histories.average_runs(runs).series('validation/loss')
+    runs.append(run_groups.read_history(read_ancestry(workdir)))
+  steps, means = run_groups.average_runs(runs).series('validation/loss')
   assert steps == [20, 30, 40]  # The third run has no more.
   np.testing.assert_allclose(means, losses.mean(0)[1:], rtol=1e-12)
 

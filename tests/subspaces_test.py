@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.papers import subspace_pairs
+from experiments.papers import subspaces
 from experiments.papers.subspace_plots import plot_distances
 from experiments.papers.subspaces import cosine_distances
 from experiments.papers.subspaces import weight_sparsity
@@ -158,13 +158,13 @@ def test_workdirs_and_hugging_face_folders_are_compared(tmp_path):
   exported = str(tmp_path / 'hf')
   interop.save_hf(exported, GPT, after)
   direct = cosine_distances(before, after)
-  found = subspace_pairs.measure_pairs([run], [exported, run])
+  found = subspaces.measure_pairs([run], [exported, run])
   assert [*found.values()] == [direct, dict.fromkeys(direct, 0.0)]
   zeros = 128 / (3 * (4 * 256 + 2 * 384))
   assert list(found)[0] == f'{run} to {exported}, {100 * zeros:.3g}% zeros'
-  named = subspace_pairs.measure_pairs([run], [exported], ['mine'])
+  named = subspaces.measure_pairs([run], [exported], ['mine'])
   assert list(named) == ['mine']
-  rows = list(csv.DictReader(io.StringIO(subspace_pairs.as_csv(named))))
+  rows = list(csv.DictReader(io.StringIO(subspaces.as_csv(named))))
   assert len(rows) == 18
   assert rows[-1]['layer'] == '3' and rows[-1]['module'] == 'W_O'
   assert float(rows[-1]['cosine_distance']) == direct[2, 'wo']
@@ -185,7 +185,7 @@ def test_pairs_that_cannot_be_are_refused(tmp_path):
       (([run], [other]), r'run and .*other: .* h_0/mlp/wi/bias has shape '),
   ):
     with pytest.raises(ValueError, match=message):
-      subspace_pairs.measure_pairs(*args)
+      subspaces.measure_pairs(*args)
 
 
 def test_heatmaps_show_every_distance_on_one_scale():

@@ -65,9 +65,9 @@ from experiments.papers.published_flops import TABLES
 from experiments.papers.published_results import Arm
 from experiments.papers.published_results import Measure
 from experiments.papers.published_results import Result
-from experiments.papers.subspace_pairs import measure_pairs
 from experiments.papers.subspace_plots import plot_distances
 from experiments.papers.subspaces import format_distances
+from experiments.papers.subspaces import measure_pairs
 from experiments.scores.language_models import open_run
 from experiments.scores.scored_runs import find_runs
 from experiments.scores.sheets import Settings

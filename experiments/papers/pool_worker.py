@@ -276,10 +276,9 @@ def start_worker(cores: Any, parent: int) -> None:
   """Initializes a worker process before it compiles anything.
 
   Args:
-    cores: Queue with the core of each worker; empty: workers are not pinned.
+    cores: Queue with the core of each worker.
     parent: Id of the parent process; when it ends, so does the worker.
   """
-  if not cores.empty():
-    os.sched_setaffinity(0, {cores.get()})
+  os.sched_setaffinity(0, {cores.get()})
   workers.start(sys.argv)
   workers.end_with(parent)

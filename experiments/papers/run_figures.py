@@ -6,9 +6,8 @@ from typing import Any
 
 from experiments.papers import run_groups
 from experiments.papers import training_plots
-from experiments.papers import tuning_plots
 from experiments.papers.run_groups import Group
-from experiments.papers.tuning_plots import Tuned
+from experiments.papers.training_plots import Tuned
 from spdf_jax.runs import plots
 from spdf_jax.runs import read
 from spdf_jax.runs.read import RunRecord
@@ -92,15 +91,15 @@ def fine_tunings(groups: Sequence[Group]) -> Any:
   points = tuned_points(groups)
   ways = {point.way for point in points if point.sparsity}
   missing = [
-      way for way in (tuning_plots.SPARSE, tuning_plots.DENSE)
+      way for way in (training_plots.SPARSE, training_plots.DENSE)
       if way not in ways
   ]
   if missing:
     raise MissingRunsError(f'no {" and no ".join(missing)} of a sparse model')
   both = {
-      p[:2] for p in points if p.way == tuning_plots.SPARSE and p.sparsity
+      p[:2] for p in points if p.way == training_plots.SPARSE and p.sparsity
   }
-  return tuning_plots.plot_fine_tuning([p for p in points if p[:2] in both])
+  return training_plots.plot_fine_tuning([p for p in points if p[:2] in both])
 
 
 def tuned_points(groups: Sequence[Group]) -> list[Tuned]:
@@ -118,7 +117,7 @@ def tuned_points(groups: Sequence[Group]) -> list[Tuned]:
     if not group.task or algorithm not in ('dense', 'static'):
       continue
     sparse = group.ancestry.tuned_sparsely
-    way = tuning_plots.SPARSE if sparse else tuning_plots.DENSE
+    way = training_plots.SPARSE if sparse else training_plots.DENSE
     place = (
         f'{group.ancestry.model} ({run_groups.short_count(group.parameters)} '
         f'parameters), {group.task}'
