@@ -9,22 +9,17 @@ values only: the row of 0 % zeros.
 
 from collections.abc import Iterator
 from collections.abc import Sequence
-import functools
 import re
 from typing import Any
 
 import numpy as np
 
 from experiments.benchmarks import compiled
-from experiments.benchmarks import dense_training
 from experiments.benchmarks import measuring
 from experiments.benchmarks import small_gpts
 import spdf_jax as spdf
-from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.runs import style
-from spdf_jax.training import matmul
-from spdf_jax.training import storage
 
 WIDTHS = 64, 128, 256, 512, 1024
 SPARSITIES = 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99
@@ -52,25 +47,13 @@ def measure_width(
   sparse = training.sparse_steps('auto', subject.model, 4 * 128)
   if sparse is None:
     return
-  chain = dense_training.adamw(subject.plan, **subject.settings)
+  chain = small_gpts.chain_of(subject)
   for sparsity in (0.0, *(s for s in SPARSITIES if s > sparse.crossover)):
-    optimizer = spdf.sparsify(
-        chain, spdf.static(sparsity), where=models.sparsifiable, key=0
-    )
-    step = functools.partial(
-        training.train_step, optimizer=optimizer,
-        apply_fn=matmul.without_masks(subject.model.apply),
-        learning_rate=subject.plan.learning_rate,
-    )
-    first = functools.partial(
-        small_gpts.first_state, subject.params, optimizer
-    )
+    optimizer = small_gpts.sparsified(chain, spdf.static(sparsity))
     programs = [
-        compiled.compile_program(step, first(), subject.batch),
-        compiled.compile_program(
-            functools.partial(step, sparse_steps=sparse),
-            storage.to_compact(first()) if sparsity else first(),
-            subject.batch,
+        small_gpts.compile_step(subject, optimizer),
+        small_gpts.compile_step(
+            subject, optimizer, is_compact=sparsity > 0, sparse_steps=sparse
         ),
     ]
     timings = measuring.interleave(

@@ -32,7 +32,6 @@ from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.sparsity import masks
-from spdf_jax.training import matmul
 
 _LARGEST_STEP_RATIO = 1.02
 _PRODUCTS = 10
@@ -135,31 +134,19 @@ def measure_steps(
     Rows.
   """
   subject = small_gpts.create_subject(case, rng)
-  chain = dense_training.adamw(subject.plan, **subject.settings)
-  sparse = functools.partial(
-      spdf.sparsify, chain, where=models.sparsifiable, key=0
-  )
+  chain = small_gpts.chain_of(subject)
   tokens = case.batch_size * case.length
   flops = case.batch_size * training_flops(
       subject.model.config, case.length
   )
 
-  def compile_step(step, transformation):
-    return small_gpts.compile_training(
-        functools.partial(
-            step,
-            apply_fn=matmul.without_masks(subject.model.apply),
-            optimizer=transformation,
-            learning_rate=subject.plan.learning_rate,
-            loss=_LOSS,
-        ),
-        subject.params, transformation, subject.batch,
-    )
-
+  compile_step = functools.partial(
+      small_gpts.compile_step, subject, loss=_LOSS
+  )
   programs = {
-      'dense': compile_step(dense_training.train_step, chain),
+      'dense': compile_step(chain, dense_training.train_step),
       'static': compile_step(
-          training.train_step, sparse(spdf.static(small_gpts.SPARSITY))
+          small_gpts.sparsified(chain, spdf.static(small_gpts.SPARSITY))
       ),
   }
   for name, program in programs.items():
@@ -184,7 +171,7 @@ def measure_steps(
       case.name, 'static / dense', wall[1] / wall[0], rng,
       target=_LARGEST_STEP_RATIO,
   )
-  program = compile_step(training.train_step, sparse(_RIGL))
+  program = compile_step(small_gpts.sparsified(chain, _RIGL))
   calls = optimizer.repeated_at(
       program, _RIGL, (optimizer.UPDATE, optimizer.BETWEEN),
       repeats + _WARMUPS,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 import math
 import time
@@ -10,6 +11,8 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+
+from spdf_jax.runs import markdown
 
 _RESAMPLES = 2000
 _FEWEST = 3
@@ -76,18 +79,10 @@ def interleave(
   Returns:
     Seconds of every call; a column has the calls of one round.
 
-  Raises:
-    ValueError: there are no calls or no rounds.
-
   Example:
     >>> interleave([lambda: 1, lambda: 2], repeats=3).results
     [1, 2]
   """
-  if repeats < 1 or not calls:
-    raise ValueError(
-        f'interleave got {len(calls)} calls and repeats {repeats}; give at '
-        'least one of each.'
-    )
   for _ in range(warmups):
     for call in calls:
       jax.block_until_ready(call())
@@ -167,6 +162,35 @@ def sampled_row(
   return Row(case, metric, value, target, low, high, at_most)
 
 
+def ratio_rows(
+    case: str,
+    metric: str,
+    timings: Timings,
+    ratio: tuple[int, int],
+    rng: np.random.Generator,
+    *,
+    target: float | None = None,
+    at_most: bool = True,
+) -> Iterator[Row]:
+  """Yields rows of the ratio of two calls, in wall time and in CPU time.
+
+  Args:
+    case: Name of the measured case.
+    metric: Name of the ratio.
+    timings: Result of `interleave`.
+    ratio: Numbers of both calls, that of the numerator first.
+    rng: Random generator of the bootstrap's resamples.
+    target: Bound for the ratio; `None`: it is only reported.
+    at_most: Whether the target is an upper bound.
+  """
+  over, under = ratio
+  for clock, seconds in (('wall', timings.wall), ('CPU', timings.cpu)):
+    yield sampled_row(
+        case, f'{metric}, {clock}', seconds[over] / seconds[under], rng,
+        target=target, at_most=at_most,
+    )
+
+
 def counted_row(
     case: str,
     metric: str,
@@ -223,8 +247,4 @@ def format_table(rows: Iterable[Row]) -> str:
         '' if row.low == row.high else spread,
         verdict(row),
     ))
-  widths = [max(map(len, column)) for column in zip(*table)]
-  return '\n'.join(
-      '  '.join(f'{cell:<{w}}' for cell, w in zip(line, widths)).rstrip()
-      for line in table
-  )
+  return markdown.align(table, '<' * len(table[0]))

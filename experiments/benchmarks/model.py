@@ -27,7 +27,6 @@ from experiments.benchmarks import small_gpts
 from spdf_jax import evaluation
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.training import matmul
 from spdf_jax.training import optimizers
 
 _LARGEST_STEP_RATIO = 1.05
@@ -74,11 +73,10 @@ def measure_step(
   yield measuring.sampled_row(
       name, 'plain step, wall ms', 1e3 * timings.wall[0], rng
   )
-  for clock, seconds in (('wall', timings.wall), ('CPU', timings.cpu)):
-    yield measuring.sampled_row(
-        name, f'our step / plain, {clock}', seconds[1] / seconds[0], rng,
-        target=_LARGEST_STEP_RATIO,
-    )
+  yield from measuring.ratio_rows(
+      name, 'our step / plain', timings, (1, 0), rng,
+      target=_LARGEST_STEP_RATIO,
+  )
   yield measuring.counted_row(
       name,
       'difference of the last losses',
@@ -115,15 +113,7 @@ def step_programs(
           (params, plain.init(params)),
           subject.batch,
       ),
-      'ours': small_gpts.compile_training(
-          functools.partial(
-              training.train_step,
-              apply_fn=matmul.without_masks(subject.model.apply),
-              optimizer=ours,
-              learning_rate=plan.learning_rate,
-          ),
-          subject.params, ours, subject.batch,
-      ),
+      'ours': small_gpts.compile_step(subject._replace(plan=plan), ours),
   }
 
 
@@ -141,11 +131,10 @@ def measure_generation(
   yield measuring.sampled_row(
       name, f'token {_EARLY}, wall ms', 1e3 * early, rng
   )
-  for clock, seconds in (('wall', timings.wall), ('CPU', timings.cpu)):
-    yield measuring.sampled_row(
-        name, f'token {_LATE} / token {_EARLY}, {clock}',
-        seconds[1] / seconds[0], rng, target=_LARGEST_TOKEN_RATIO,
-    )
+  yield from measuring.ratio_rows(
+      name, f'token {_LATE} / token {_EARLY}', timings, (1, 0), rng,
+      target=_LARGEST_TOKEN_RATIO,
+  )
   for first, program in programs.items():
     cache, _ = program.state
     yield measuring.counted_row(

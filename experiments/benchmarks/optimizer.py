@@ -35,7 +35,6 @@ from experiments.launch import console
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.training import matmul
 
 UPDATE, BETWEEN = 50, 51
 """Steps that are timed: with a mask update, and between two of them."""
@@ -112,23 +111,18 @@ def measure_case(
 ) -> Iterator[measuring.Row]:
   """Measures algorithms against the dense chain, all in this process."""
   subject = small_gpts.create_subject(case, rng)
-  chain = dense_training.adamw(subject.plan, **subject.settings)
+  chain = small_gpts.chain_of(subject)
   optimizers = {'dense': chain} | {
-      name: spdf.sparsify(
-          dense_training.adamw(
-              subject.plan, **subject.settings, wrap=_WRAPS[name]
-          ) if name in _WRAPS else chain,
-          algorithm, where=models.sparsifiable, key=0,
+      name: small_gpts.sparsified(
+          small_gpts.chain_of(subject, wrap=_WRAPS[name])
+          if name in _WRAPS else chain, algorithm,
       )
       for name, algorithm in algorithms.items()
   }
 
   grads = small_gpts.random_grads(subject.params, rng)
   programs = {
-      name: small_gpts.compile_training(
-          functools.partial(dense_training.update, optimizer=optimizer),
-          subject.params, optimizer, grads,
-      )
+      name: small_gpts.compile_update(subject, optimizer, grads)
       for name, optimizer in optimizers.items()
   }
   for name, program in programs.items():
@@ -153,15 +147,10 @@ def measure_case(
   )
 
   programs = {
-      name: small_gpts.compile_training(
-          functools.partial(
-              dense_training.train_step if name == 'dense'
-              else training.train_step,
-              apply_fn=matmul.without_masks(subject.model.apply),
-              optimizer=optimizer,
-              learning_rate=subject.plan.learning_rate,
-          ),
-          subject.params, optimizer, subject.batch,
+      name: small_gpts.compile_step(
+          subject, optimizer,
+          dense_training.train_step if name == 'dense'
+          else training.train_step,
       )
       for name, optimizer in optimizers.items()
   }
@@ -204,14 +193,10 @@ def _time_rows(
     if name == 'dense':
       continue
     when = 'update' if count == UPDATE else 'between'
-    for clock, seconds in (('wall', timings.wall), ('CPU', timings.cpu)):
-      yield measuring.sampled_row(
-          case,
-          f'{name} {kind}, {when} / dense, {clock}',
-          seconds[i] / seconds[0],
-          rng,
-          target=None if name in _WRAPS else targets[count],
-      )
+    yield from measuring.ratio_rows(
+        case, f'{name} {kind}, {when} / dense', timings, (i, 0), rng,
+        target=None if name in _WRAPS else targets[count],
+    )
 
 
 def repeated_at(

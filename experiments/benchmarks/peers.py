@@ -33,8 +33,6 @@ from experiments.benchmarks import train_step
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.training import matmul
-from spdf_jax.training import storage
 
 DTYPES = ('float32', 'bfloat16')
 _OVER_FASTEST = {0.0: 0.8, 0.75: 1.9, 0.9: 2.7}
@@ -156,25 +154,14 @@ def compile_step(
   """
   config = dataclasses.replace(subject.model.config, dtype=dtype)
   model = models.model_of(config)
-  chain = dense_training.adamw(subject.plan, **subject.settings)
-  optimizer: Any = chain
-  step: Callable[..., Any] = dense_training.train_step
-  if sparsity:
-    sparse = training.sparse_steps(
-        'native', model, case.batch_size * case.length
-    )
-    step = functools.partial(training.train_step, sparse_steps=sparse)
-    optimizer = spdf.sparsify(
-        chain, spdf.static(sparsity), where=models.sparsifiable, key=0
-    )
-  state = small_gpts.first_state(subject.params, optimizer)
-  return compiled.compile_program(
-      functools.partial(
-          step,
-          apply_fn=matmul.without_masks(model.apply),
-          optimizer=optimizer,
-          learning_rate=subject.plan.learning_rate,
-      ),
-      storage.to_compact(state) if sparsity else state,
-      subject.batch,
+  subject = subject._replace(model=model)
+  chain = small_gpts.chain_of(subject)
+  if not sparsity:
+    return small_gpts.compile_step(subject, chain, dense_training.train_step)
+  sparse = training.sparse_steps(
+      'native', model, case.batch_size * case.length
+  )
+  return small_gpts.compile_step(
+      subject, small_gpts.sparsified(chain, spdf.static(sparsity)),
+      is_compact=True, sparse_steps=sparse,
   )

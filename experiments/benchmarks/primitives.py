@@ -92,14 +92,10 @@ def measure_case(
         1e3 * timings.wall[1] / case.calls,
         rng,
     )
-    for clock, seconds in (('wall', timings.wall), ('CPU', timings.cpu)):
-      yield measuring.sampled_row(
-          name,
-          f'primitive {kind} / einsum, {clock}',
-          seconds[0] / seconds[1],
-          rng,
-          target=_LARGEST_RATIO,
-      )
+    yield from measuring.ratio_rows(
+        name, f'primitive {kind} / einsum', timings, (0, 1), rng,
+        target=_LARGEST_RATIO,
+    )
     ours, plain = (p.memory_analysis().temp_size_in_bytes for p in programs)
     yield measuring.counted_row(
         name,

@@ -16,11 +16,14 @@ import numpy as np
 
 from configs import quickstart
 from experiments.benchmarks import compiled
+from experiments.benchmarks import dense_training
 from experiments.benchmarks import measuring
 import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax import training
+from spdf_jax.training import matmul
+from spdf_jax.training import storage
 from spdf_jax.training.config import parse
 from spdf_jax.training.phases import Phase
 
@@ -149,12 +152,57 @@ def first_state(params: PyTree, optimizer: Any) -> training.TrainState:
   return training.TrainState(jnp.zeros([], jnp.int32), params, opt_state)
 
 
-def compile_training(
-    function: Callable[..., Any], params: PyTree, optimizer: Any, argument: Any
+def chain_of(subject: Subject, **options: Any) -> Any:
+  """Returns the dense optimizer of a subject; see `dense_training.adamw`."""
+  return dense_training.adamw(subject.plan, **subject.settings, **options)
+
+
+def sparsified(chain: Any, algorithm: spdf.Algorithm) -> Any:
+  """Returns an optimizer whose hidden matrices follow an algorithm."""
+  return spdf.sparsify(chain, algorithm, where=models.sparsifiable, key=0)
+
+
+def compile_update(
+    subject: Subject, optimizer: Any, grads: PyTree
 ) -> compiled.Program:
-  """Compiles `function(state, argument)` for the state at step 0."""
+  """Compiles a step of the optimizer alone, from the state at step 0."""
   return compiled.compile_program(
-      function, first_state(params, optimizer), argument
+      functools.partial(dense_training.update, optimizer=optimizer),
+      first_state(subject.params, optimizer), grads,
+  )
+
+
+def compile_step(
+    subject: Subject,
+    optimizer: Any,
+    step: Callable[..., Any] = training.train_step,
+    *,
+    is_compact: bool = False,
+    **options: Any,
+) -> compiled.Program:
+  """Compiles a training step, from the state at step 0.
+
+  Args:
+    subject: The model, its plan and its batch.
+    optimizer: The optimizer.
+    step: `training.train_step`, or that of `dense_training`.
+    is_compact: Whether the state has kept values only.
+    **options: Further arguments of the step.
+
+  Returns:
+    The program.
+  """
+  state = first_state(subject.params, optimizer)
+  return compiled.compile_program(
+      functools.partial(
+          step,
+          apply_fn=matmul.without_masks(subject.model.apply),
+          optimizer=optimizer,
+          learning_rate=subject.plan.learning_rate,
+          **options,
+      ),
+      storage.to_compact(state) if is_compact else state,
+      subject.batch,
   )
 
 

@@ -22,7 +22,6 @@ take at most 6.5 bytes per weight at 75 %, and 2.7 at 90 %; dense arrays take
 
 from collections.abc import Iterator
 from collections.abc import Mapping
-import functools
 
 import jax
 import numpy as np
@@ -34,7 +33,6 @@ from experiments.benchmarks import small_gpts
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.training import matmul
 from spdf_jax.training import optimizers
 from spdf_jax.training import storage
 
@@ -76,35 +74,23 @@ def measure_native(
 ) -> Iterator[measuring.Row]:
   """Measures the step with native kernels, at several sparsities."""
   subject = small_gpts.create_subject(case, rng)
-  chain = dense_training.adamw(subject.plan, **subject.settings)
+  chain = small_gpts.chain_of(subject)
   sparse = training.sparse_steps(
       'native', subject.model, case.batch_size * case.length
   )
   if sparse is None:
     return
-  compile_step = lambda step, optimizer, state: compiled.compile_program(
-      functools.partial(
-          step,
-          apply_fn=matmul.without_masks(subject.model.apply),
-          optimizer=optimizer,
-          learning_rate=subject.plan.learning_rate,
-      ),
-      state, subject.batch,
-  )
-  programs = [compile_step(
-      dense_training.train_step, chain,
-      small_gpts.first_state(subject.params, chain),
-  )]
-  step = functools.partial(training.train_step, sparse_steps=sparse)
+  programs = [
+      small_gpts.compile_step(subject, chain, dense_training.train_step)
+  ]
   for sparsity in NATIVE_SPEEDUPS:
-    optimizer = spdf.sparsify(
-        chain, spdf.static(sparsity), where=models.sparsifiable, key=0
-    )
-    state = small_gpts.first_state(subject.params, optimizer)
-    programs.append(
-        compile_step(step, optimizer, storage.to_compact(state))
-    )
-    programs.append(compile_step(step, optimizer, state))
+    optimizer = small_gpts.sparsified(chain, spdf.static(sparsity))
+    programs += [
+        small_gpts.compile_step(
+            subject, optimizer, is_compact=is_compact, sparse_steps=sparse
+        )
+        for is_compact in (True, False)
+    ]
   sizes = [
       storage.bytes_per_weight(program.state)
       for program in programs[1::2]
@@ -122,15 +108,11 @@ def measure_native(
         ('native', 2 * i + 2, NATIVE_SPEEDUPS),
         ('compact', 2 * i + 1, COMPACT_SPEEDUPS),
     ):
-      for clock, seconds in (('wall', timings.wall), ('CPU', timings.cpu)):
-        yield measuring.sampled_row(
-            name,
-            f'{sparsity:.0%} zeros: dense step / {rival}, {clock}',
-            seconds[0] / seconds[at],
-            rng,
-            target=targets[sparsity] if case is WIDE else None,
-            at_most=False,
-        )
+      yield from measuring.ratio_rows(
+          name, f'{sparsity:.0%} zeros: dense step / {rival}', timings, (0, at),
+          rng, target=targets[sparsity] if case is WIDE else None,
+          at_most=False,
+      )
     yield measuring.counted_row(
         name, f'{sparsity:.0%} zeros: compact bytes per weight', size,
         target=_LARGEST_BYTES.get(sparsity),
@@ -142,27 +124,25 @@ def measure_case(
 ) -> Iterator[measuring.Row]:
   """Measures one case; see `measure`."""
   subject = small_gpts.create_subject(case, rng)
-  plan = subject.plan
-  chain = dense_training.adamw(plan, **subject.settings)
-  with_masks = dict(where=models.sparsifiable, key=jax.random.key(0))
+  chain = small_gpts.chain_of(subject)
   all_optimizers = {
       'dense': chain,
-      'static': spdf.sparsify(
-          chain, spdf.static(small_gpts.SPARSITY), **with_masks
+      'static': small_gpts.sparsified(
+          chain, spdf.static(small_gpts.SPARSITY)
       ),
-      'phases': optimizers.adamw(plan, **with_masks, **subject.settings),
+      'phases': optimizers.adamw(
+          subject.plan, where=models.sparsifiable, key=jax.random.key(0),
+          **subject.settings,
+      ),
   }
-  programs = {}
-  for name, optimizer in all_optimizers.items():
-    function = functools.partial(
-        dense_training.train_step if name == 'dense' else training.train_step,
-        apply_fn=matmul.without_masks(subject.model.apply),
-        optimizer=optimizer,
-        learning_rate=plan.learning_rate,
-    )
-    programs[name] = small_gpts.compile_training(
-        function, subject.params, optimizer, subject.batch
-    )
+  programs = {
+      name: small_gpts.compile_step(
+          subject, optimizer,
+          dense_training.train_step if name == 'dense'
+          else training.train_step,
+      )
+      for name, optimizer in all_optimizers.items()
+  }
   yield from _time_rows(
       case.name, 'step', _LARGEST_STEP_RATIO, programs,
       repeats * case.steps, rng,
@@ -171,10 +151,7 @@ def measure_case(
 
   grads = small_gpts.random_grads(subject.params, rng)
   programs = {
-      name: small_gpts.compile_training(
-          functools.partial(dense_training.update, optimizer=optimizer),
-          subject.params, optimizer, grads,
-      )
+      name: small_gpts.compile_update(subject, optimizer, grads)
       for name, optimizer in all_optimizers.items()
   }
   yield from _time_rows(
@@ -202,11 +179,6 @@ def _time_rows(
   for i, name in enumerate(programs):
     if name == 'dense':
       continue
-    for clock, seconds in (('wall', timings.wall), ('CPU', timings.cpu)):
-      yield measuring.sampled_row(
-          case,
-          f'{name} {kind} / dense, {clock}',
-          seconds[i] / seconds[0],
-          rng,
-          target=target,
-      )
+    yield from measuring.ratio_rows(
+        case, f'{name} {kind} / dense', timings, (i, 0), rng, target=target
+    )
