@@ -134,29 +134,12 @@ _TOKENIZER_COPY = 'imported_tokenizer'
 """Folder in the workdir of an imported model, for its export."""
 
 
-def convert(
-    *,
-    from_hf: str | None,
-    checkpoint: str | None,
-    densify: str | None,
-    to: str | None,
-    to_hf: str | None,
-    scan_layers: bool,
-    moments: str,
-    format: str,
-    dtype: str,
-    vocab_size: int | None,
-    check: bool,
-    allow_non_finite: bool,
-    trust_code: bool,
-    prune: str | None = None,
-    calibration: str | None = None,
-    sequences: int = 128,
-) -> Iterator[str]:
-  """Converts a model; yields sentences for the console."""
-  sources = {'from_hf': from_hf, 'checkpoint': checkpoint, 'densify': densify}
-  targets = {'to': to, 'to_hf': to_hf}
-  given = {name for name, x in (sources | targets).items() if x}
+def convert() -> Iterator[str]:
+  """Converts a model as the flags give it; yields sentences."""
+  given = {
+      flag.name for flag in (_FROM_HF, _CHECKPOINT, _DENSIFY, _TO, _TO_HF)
+      if flag.value
+  }
   if given not in (
       {'from_hf', 'to'}, {'checkpoint', 'to_hf'}, {'from_hf', 'to_hf'},
       {'densify', 'to'},
@@ -165,43 +148,45 @@ def convert(
         'give --from_hf and --to, or --checkpoint and --to_hf, or --from_hf '
         'and --to_hf, or --densify and --to.'
     )
-  if check and to_hf and format == 'compact':
+  if _CHECK.value and _TO_HF.value and _FORMAT.value == 'compact':
     raise ValueError(
         "format is 'compact', which transformers cannot read; leave --check "
         "out or use 'dense'."
     )
-  if prune and not from_hf:
+  if _PRUNE.value and not _FROM_HF.value:
     raise ValueError(
-        f'prune is {prune!r}, which applies to the model of --from_hf; give '
-        'one.'
+        f'prune is {_PRUNE.value!r}, which applies to the model of --from_hf; '
+        'give one.'
     )
-  prune_model = None
-  if prune and from_hf:
-    prune_model = pruning.pruner_of(from_hf, prune, calibration, sequences)
-  if from_hf and to:
+  prune = None
+  if _PRUNE.value:
+    prune = pruning.pruner_of(
+        _FROM_HF.value, _PRUNE.value, _CALIBRATION.value, _SEQUENCES.value
+    )
+  finite = dict(allow_non_finite=_ALLOW_NON_FINITE.value)
+  how = dict(
+      format=_FORMAT.value, dtype=_DTYPE.value, vocab_size=_VOCAB_SIZE.value
+  )
+  if given == {'from_hf', 'to'}:
     yield import_model(
-        from_hf, to, scan_layers=scan_layers, allow_non_finite=allow_non_finite,
-        prune=prune_model,
+        _FROM_HF.value, _TO.value, scan_layers=_SCAN_LAYERS.value, prune=prune,
+        **finite,
     )
-  elif densify and to:
+  elif given == {'densify', 'to'}:
     written = densified.densify_checkpoint(
-        densify, to, moments=moments, trust_code=trust_code
+        _DENSIFY.value, _TO.value, moments=_MOMENTS.value,
+        trust_code=_TRUST_CODE.value,
     )
-    yield f'{written} is written: dense, with moments: {moments}'
-  elif checkpoint and to_hf:
-    yield export_model(
-        checkpoint, to_hf, format=format, dtype=dtype, vocab_size=vocab_size
-    )
-  elif from_hf and to_hf:
+    yield f'{written} is written: dense, with moments: {_MOMENTS.value}'
+  elif given == {'checkpoint', 'to_hf'}:
+    yield export_model(_CHECKPOINT.value, _TO_HF.value, **how)
+  else:
     yield rewrite_model(
-        from_hf, to_hf, format=format, dtype=dtype, vocab_size=vocab_size,
-        allow_non_finite=allow_non_finite, prune=prune_model,
+        _FROM_HF.value, _TO_HF.value, prune=prune, **how, **finite
     )
-  exchanged = to_hf or from_hf
-  if check and exchanged:
-    difference = interop.check_hf(
-        exchanged, allow_non_finite=allow_non_finite
-    )
+  exchanged = _TO_HF.value or _FROM_HF.value
+  if _CHECK.value and exchanged:
+    difference = interop.check_hf(exchanged, **finite)
     yield f'logits differ from those of transformers by {difference:.2g}'
 
 
@@ -394,16 +379,7 @@ def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
   if _VERIFY.value:
     return console.run(argv, verify, _VERIFY.value)
-  return console.run(
-      argv, convert, from_hf=_FROM_HF.value, checkpoint=_CHECKPOINT.value,
-      densify=_DENSIFY.value, to=_TO.value, to_hf=_TO_HF.value,
-      scan_layers=_SCAN_LAYERS.value, moments=_MOMENTS.value,
-      format=_FORMAT.value, dtype=_DTYPE.value,
-      vocab_size=_VOCAB_SIZE.value, check=_CHECK.value,
-      allow_non_finite=_ALLOW_NON_FINITE.value,
-      trust_code=_TRUST_CODE.value, prune=_PRUNE.value,
-      calibration=_CALIBRATION.value, sequences=_SEQUENCES.value,
-  )
+  return console.run(argv, convert)
 
 
 if __name__ == '__main__':

@@ -52,21 +52,13 @@ _STAGES = ('pruned', 'trained', 'distilled')
 _TITLES = ('after pruning', 'after {} steps', 'after {} steps, distilled')
 
 
-def compare(
-    source: str,
-    workdir: str,
-    *,
-    sparsities: Sequence[float],
-    sequences: int,
-    steps: int,
-    rate: float,
-) -> Iterator[str]:
+def compare() -> Iterator[str]:
   """Prunes and trains; yields the rows of the table as they are measured."""
   extras.require('matplotlib', 'viz')
-  folder = pathlib.Path(workdir)
-  model = language_models.open_run(source)
+  folder, steps = pathlib.Path(_WORKDIR.value), _STEPS.value
+  model = language_models.open_run(_MODEL.value)
   cases = [(_DENSE, 0.0)] + [
-      (method, sparsity) for sparsity in sparsities
+      (method, sparsity) for sparsity in map(float, _SPARSITIES.value)
       for method in one_shot.PRUNERS
   ]
   path = folder / 'results.json'
@@ -75,7 +67,7 @@ def compare(
     if [method, sparsity] in [[r['method'], r['sparsity']] for r in results]:
       continue
     start = folder / f'{method}-{sparsity:g}'
-    config = _config_of(model, source, start, sparsity, steps, rate)
+    config = _config_of(model, start, sparsity)
     run = training.Run.create(config['trained'])
     measure = functools.partial(
         evaluation.evaluate_loss,
@@ -84,7 +76,7 @@ def compare(
         ),
         batches=lifecycle.validation_batches(run),
     )
-    params = _prune(model, run, method, sparsity, sequences)
+    params = _prune(model, run, method, sparsity)
     if not training.workdir.saved_steps(start):
       checkpoint_files.write_params(start, params, {
           'model': model.config.model.as_dict()
@@ -110,13 +102,12 @@ def _prune(
     run: training.Run,
     method: str,
     sparsity: float,
-    sequences: int,
 ) -> Any:
   """Returns the parameters, pruned over the first sequences of the corpus."""
   params = dict(jax.tree.map(np.asarray, model.params))
   if method == _DENSE:
     return params
-  length = run.validation_length
+  sequences, length = _SEQUENCES.value, run.validation_length
   corpus, _ = run.real_data
   tokens = np.asarray(corpus.train.tokens[:sequences * length], np.int32)
   for block in models.prune_blocks(
@@ -129,14 +120,11 @@ def _prune(
 
 def _config_of(
     model: language_models.LanguageModel,
-    source: str,
     start: pathlib.Path,
     sparsity: float,
-    steps: int,
-    rate: float,
 ) -> dict[str, dict[str, Any]]:
   """Returns the configs of both ways to train from a pruned model."""
-  config = model.config.as_dict()
+  config, steps = model.config.as_dict(), _STEPS.value
   phase = next(p for p in model.config.phases if p.data == 'corpus').name
   algorithm: dict[str, Any] = dict(name='dense')
   if sparsity:
@@ -144,14 +132,14 @@ def _config_of(
   tuned = config['phases'][phase] | dict(
       duration=f'{steps} steps', algorithm=algorithm, reset_moments=False,
       learning_rate=dict(
-          schedule='cosine', peak=rate, warmup='5%', final_fraction=0.1
+          schedule='cosine', peak=_RATE.value, warmup='5%', final_fraction=0.1
       ),
   )
   config |= dict(
       phases=dict(order=['tune'], tune=tuned), init_from=str(start), resume='',
       eval_every=steps, checkpoints=dict(every=steps, keep=1),
   )
-  teacher = dict(teacher=source, temperature=1.0, teacher_weight=0.5)
+  teacher = dict(teacher=_MODEL.value, temperature=1.0, teacher_weight=0.5)
   return {
       'trained': config,
       'distilled': config | dict(loss=config['loss'] | teacher),
@@ -194,11 +182,7 @@ def plot(results: Sequence[Mapping[str, Any]], steps: int) -> Any:
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
   compilation_cache.prepare()
-  return console.run(
-      argv, compare, _MODEL.value, _WORKDIR.value,
-      sparsities=[float(s) for s in _SPARSITIES.value],
-      sequences=_SEQUENCES.value, steps=_STEPS.value, rate=_RATE.value,
-  )
+  return console.run(argv, compare)
 
 
 if __name__ == '__main__':

@@ -70,9 +70,12 @@ def test_a_converted_model_is_read_by_the_config_that_is_printed(
   config = CONFIGS[name]
   params = make_params(config)
   interop.save_hf(tmp_path / 'hf', config, params)
-  said = convert.import_model(
-      tmp_path / 'hf', tmp_path / 'run', scan_layers=scan_layers
+  done = command.run(
+      'convert', f'--from_hf={tmp_path / "hf"}', f'--to={tmp_path / "run"}',
+      f'--scan_layers={scan_layers}',
   )
+  assert done.status == 0, done.log
+  said = done.output
   fields = dict(re.findall(r'--config.model.(\w+)=(\w[\w-]*)', said))
   preset = fields.pop('preset')
   others = re.search(r'model.update\((.*?)\)', said)
@@ -83,9 +86,11 @@ def test_a_converted_model_is_read_by_the_config_that_is_printed(
   want = interop.stack_layers(params) if scan_layers else params
   found = read_params(find_checkpoint(str(tmp_path / 'run')), want)
   assert_same_bits(found, want)
-  convert.export_model(
-      str(tmp_path / 'run'), tmp_path / 'back', **AS_IT_IS
+  done = command.run(
+      'convert', f'--checkpoint={tmp_path / "run"}',
+      f'--to_hf={tmp_path / "back"}',
   )
+  assert f'{tmp_path / "back"} is written; no sparse matrices' in done.output
   assert_same_bits(interop.load_hf(tmp_path / 'back').params, params)
 
 
@@ -214,15 +219,6 @@ def test_an_imported_mask_of_other_weights_is_refused(tmp_path):
   )
 
 
-def test_an_import_into_the_folder_of_an_export_keeps_its_files(tmp_path):
-  params = make_params(TINY)
-  interop.save_hf(tmp_path, TINY, params, make_mask(params))
-  before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-  convert.import_model(tmp_path, tmp_path, scan_layers=False)
-  for name, data in before.items():
-    assert (tmp_path / name).read_bytes() == data
-
-
 def test_an_export_has_the_tokenizer_of_the_corpus_and_its_end(
     tmp_path, caplog
 ):
@@ -272,33 +268,6 @@ def test_zeros_are_the_mask_of_parameters_alone(tmp_path, caplog):
   mask = interop.load_hf(tmp_path / 'hf').mask['h_0']['mlp']['wi']['kernel']
   assert np.argwhere(~mask).tolist() == [[3, 3]]
   assert 'the mask is derived from their zeros' in caplog.text
-
-
-def test_a_run_that_does_not_name_its_model_is_refused(tmp_path):
-  write_params(tmp_path, make_params(TINY), {})
-  refuse(
-      'does not record its model; give one', convert.export_model,
-      str(tmp_path), tmp_path / 'hf', **AS_IT_IS,
-  )
-
-
-def test_the_command_converts_there_and_back(tmp_path):
-  interop.save_hf(tmp_path / 'llama', LLAMA, make_params(LLAMA))
-  done = command.run(
-      'convert', f'--from_hf={tmp_path / "llama"}', f'--to={tmp_path / "a"}',
-      '--scan_layers',
-  )
-  assert done.status == 0, done.log
-  assert '--config.model.preset=llama2-7b --config.model.vocab_s' in done.output
-  done = command.run(
-      'convert', f'--checkpoint={tmp_path / "a"}', f'--to_hf={tmp_path / "b"}',
-      '--vocab_size=20', '--dtype=bfloat16',
-  )
-  assert done.status == 0, done.log
-  assert 'is written; no sparse matrices' in done.output
-  assert interop.load_hf(tmp_path / 'b').config == dataclasses.replace(
-      LLAMA, vocab_size=20
-  )
 
 
 @pytest.mark.parametrize('arguments, message', [

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 import re
 import shutil
 import tracemalloc
@@ -16,7 +15,7 @@ import pytest
 from quickstart_runs import small_config
 from sparse_params import make_sparse_params
 
-from experiments.convert import convert
+from experiments import convert
 from experiments.scores import language_models
 from experiments.scores import sheets
 from experiments.scores import task_scores
@@ -31,14 +30,8 @@ from spdf_jax.interop.tensors import MASKS
 from spdf_jax.interop.tensors import names_of
 from spdf_jax.interop.tensors import open_tensors
 
-ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = models.GPTConfig(
     vocab_size=260, n_layers=2, n_heads=2, d_model=16, d_ff=64, max_length=32
-)
-OPTIONS = dict(
-    checkpoint=None, densify=None, scan_layers=False, moments='keep',
-    vocab_size=None, check=False, allow_non_finite=False, trust_code=False,
-    to=None, format='compact', dtype='float32',
 )
 TEXT = 'Sparse models read nothing of their pruned weights. ' * 3
 
@@ -51,10 +44,10 @@ def save(folder, config=CONFIG, sparsity=0.84):
   return params
 
 
-def rewrite(source, target, **options):
-  return list(convert(
-      **OPTIONS | dict(from_hf=str(source), to_hf=str(target)) | options
-  ))
+def rewrite(source, target, format='compact', dtype='float32'):
+  return convert.rewrite_model(
+      source, target, format=format, dtype=dtype, vocab_size=None
+  )
 
 
 def score_text(model, folder):
@@ -70,7 +63,7 @@ def test_a_hugging_face_directory_is_converted_with_its_zeros(masks, tmp_path):
   save(tmp_path / 'hf')
   if not masks:
     (tmp_path / 'hf' / MASKS).unlink()
-  (text,) = rewrite(tmp_path / 'hf', tmp_path / 'compact')
+  text = rewrite(tmp_path / 'hf', tmp_path / 'compact')
   assert 'is written; sparsity 8' in text and 'in 12 matrices' in text
   old, new = map(interop.load_hf, (tmp_path / 'hf', tmp_path / 'compact'))
   jax.tree.map(np.testing.assert_array_equal, old.params, new.params)
