@@ -13,6 +13,8 @@ import threading
 
 import pytest
 
+from experiments import docs
+
 pytestmark = pytest.mark.slow
 
 PAGES = {
@@ -47,10 +49,8 @@ def address(tmp_path_factory):
   site = os.environ.get('SPDF_SITE')
   if not site:
     pytest.importorskip('sphinx_book_theme')
-    from experiments.site import build
-
     site = tmp_path_factory.mktemp('site')
-    assert ', 0 broken, ' in build.build(site)
+    assert ', 0 broken, ' in docs.build(site)
   handler = functools.partial(Quiet, directory=str(site))
   with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
     threading.Thread(target=server.serve_forever, daemon=True).start()

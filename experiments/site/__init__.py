@@ -1,1 +1,1 @@
-"""The site: configuration, directives and checks of its Sphinx build."""
+"""The site: configuration of its Sphinx build, and check of its links."""
