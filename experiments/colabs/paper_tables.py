@@ -58,6 +58,7 @@ import tempfile
 
 import matplotlib.pyplot as plt
 
+from configs import quickstart
 from experiments.papers import flops_tables
 from experiments.papers import paper_tables
 from experiments.papers.printed_numbers import value_of
@@ -128,51 +129,24 @@ plt.show()
 # %% [markdown]
 # ## 2. Tiny runs
 #
-# The config is that of `experiments.train`, here as a dict. A workdir has all
-# that the tables need: the config, the plan, the metrics and the checkpoints of
-# both phases.
+# The config is that of the quickstart, with a smaller model and fewer steps. A
+# workdir has all that the tables need: the config, the plan, the metrics and
+# the checkpoints of both phases.
 
 
 # %%
 def make_config(seed, sparsity):
-  rate = dict(
-      schedule='cosine', peak=3e-3, warmup='10 steps', final_fraction=0.1
-  )
-  pretrain = dict(
-      duration='100 steps', data='corpus', batch_size=16, length=64,
-      algorithm=dict(name='static', sparsity=sparsity), learning_rate=rate,
-      weight_decay=0.1, reset_moments=False, new_epoch=False,
-  )
-  finetune = pretrain | dict(
-      duration='40 steps', data='task', algorithm=dict(name='dense'),
-      reset_moments=True, learning_rate=rate | dict(peak=1e-3),
-  )
-  return dict(
-      seed=seed,
-      model=dict(
-          preset='gpt-mini', vocab_size=257, n_layers=2, d_model=64, d_ff=256,
-          max_length=64,
-      ),
-      data=dict(
-          corpus='python-stdlib', tokenizer='bytes', task='python-docstrings',
-          task_dir='', cache_dir=str(Path('~/.cache/spdf_jax').expanduser()),
-          max_epochs=dict(corpus=1, task=1),
-          planned=dict(tokens=0, vocab_size=0, examples=0),
-      ),
-      matmul='dense', storage='dense', micro_batches=1, max_skipped_steps=0,
-      loss=dict(label_smoothing=0.0, z_loss=0.0, chunk=0),
-      mesh=dict(data=-1, fsdp=1, tensor=1),
-      optimizer=dict(b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0),
-      phases=dict(
-          order=['pretrain', 'finetune'], pretrain=pretrain, finetune=finetune
-      ),
-      evaluation=dict(
-          batch_size=8, corpus_batches=8, task_batches=8, generations=0,
-          max_new_tokens=32,
-      ),
-      eval_every=1000, log_every=10, checkpoints=dict(every=1000, keep=1),
-      resume='', init_from='',
-  )
+  config = quickstart.get_config(f'sparsity={sparsity}')
+  config.seed = seed
+  config.model.update(vocab_size=257, n_layers=2, d_model=64, d_ff=256)
+  config.data.tokenizer = 'bytes'
+  config.phases.order = ('pretrain', 'finetune')
+  for name, steps, peak in (('pretrain', 100, 3e-3), ('finetune', 40, 1e-3)):
+    phase = config.phases[name]
+    phase.update(duration=f'{steps} steps', batch_size=16, length=64)
+    phase.learning_rate.update(peak=peak, warmup='10 steps')
+  config.evaluation.generations = 0
+  return config
 
 
 folder = Path(tempfile.mkdtemp())

@@ -59,6 +59,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
+from configs import spdf as spdf_config
 from experiments.wafer.gpus import GPUS
 from experiments.wafer.gpus import roofline_seconds
 from experiments.wafer.plots import plot_roofline
@@ -98,44 +99,12 @@ print(format_report(wafer.simulate(layer, devices['cs2'])(x, w, mask)))
 # %% [markdown]
 # ## 2. A run
 #
-# The config is that of `experiments.train`, here for SPDF's GPT-3 XL at 75 %
-# sparsity (Thangarasa et al., 2023, appendix, table 1). The Pile itself is not
-# needed: a planned corpus has a size and no text.
+# The config is that of SPDF's GPT-3 XL at 75 % sparsity (Thangarasa et al.,
+# 2023, appendix, table 1). The Pile itself is not needed: a planned corpus has
+# a size and no text.
 
 # %%
-config = dict(
-    seed=0,
-    model=dict(
-        preset='gpt3-xl', scan_layers=True, remat='full', dtype='bfloat16'
-    ),
-    data=dict(
-        corpus='the-pile', tokenizer='', task='', task_dir='', cache_dir='',
-        max_epochs=dict(corpus=1, task=1),
-        planned=dict(tokens=371e9, vocab_size=50257, examples=0),
-    ),
-    matmul='dense', storage='dense', micro_batches=1, max_skipped_steps=0,
-    loss=dict(label_smoothing=0.0, z_loss=0.0, chunk=0),
-    mesh=dict(data=-1, fsdp=1, tensor=1),
-    optimizer=dict(b1=0.9, b2=0.999, eps=1e-8, clip_norm=1.0),
-    phases=dict(
-        order=['pretrain'],
-        pretrain=dict(
-            duration='26B tokens', data='corpus', batch_size=512, length=2048,
-            algorithm=dict(name='static', sparsity=0.75), weight_decay=0.1,
-            reset_moments=False, new_epoch=False,
-            learning_rate=dict(
-                schedule='cosine', peak=2e-4, warmup='375M tokens',
-                final_fraction=0.1,
-            ),
-        ),
-    ),
-    evaluation=dict(
-        batch_size=8, corpus_batches=8, task_batches=8, generations=0,
-        max_new_tokens=32,
-    ),
-    eval_every=1000, log_every=10, checkpoints=dict(every=1000, keep=1),
-    resume='', init_from='',
-)
+config = spdf_config.get_config('model=gpt3-xl,sparsity=0.75')
 run = training.Run.create(config, planning=True)
 estimates = {
     name: costs.simulate_run(run, device)
