@@ -104,18 +104,6 @@ def test_better_needs_margins_and_intervals_below_0_of_all_comparisons():
   assert verdict(runs, within(B), claims.better(C, A, 'loss')) == claims.HOLDS
 
 
-def test_claims_are_corrected_for_their_number():
-  runs = measure(a=0, b=-0.0135)
-  comparison = claims.better(B, A, 'loss')
-  alone = claims.judge([claim_of(comparison)], runs)
-  assert alone[0].verdict == claims.HOLDS
-  assert alone[0].corrected == alone[0].p
-  five = [claim_of(comparison, key=str(i)) for i in range(5)]
-  many = claims.judge(five, runs)
-  assert {finding.verdict for finding in many} == {claims.UNDECIDED}
-  assert [f.corrected for f in many] == holm([f.p for f in many])
-
-
 def test_each_family_is_corrected_for_its_own_number():
   runs = measure(a=0, b=-0.0135)
   comparison = claims.better(B, A, 'loss')
@@ -256,30 +244,9 @@ def test_a_world_where_a_claim_is_true_and_one_where_it_is_not(key):
   assert claims.judge([claim], bad)[0].verdict == claims.FAILS
 
 
-def test_claims_of_pre_training_are_judged_on_validation_loss():
-  for key in ('b2', 'c', 'd-pre', 'e', 'f', 'g1', 'g2'):
-    claim = CLAIMS[key]
-    assert {t.metric for c in claim.comparisons for t in c.terms} == {
-        arms.PRETRAINED
-    }
-    assert not any(arm.task for arm in claim.arms)
-
-
 VALUES = st.lists(st.floats(-3, 3), min_size=2, max_size=9).filter(
     lambda values: np.std(values) > 1e-3
 )
-# Student, The probable error of a mean, 1908: hours of sleep gained by ten
-# patients under the second drug more than under the first.
-SLEEP = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
-
-
-def test_students_own_example_comes_out():
-  # As R's t.test(extra ~ group, paired = TRUE) prints it.
-  mean, deviation, low, high = paired.t_interval(SLEEP)
-  assert mean == pytest.approx(1.58)
-  assert deviation == pytest.approx(1.229995, abs=1e-6)
-  assert (low, high) == pytest.approx((0.7001142, 2.4598858), abs=1e-7)
-  assert 2 * paired.p_above(SLEEP, 0) == pytest.approx(0.002833, abs=1e-6)
 
 
 @given(VALUES, st.floats(-1, 1))
@@ -290,14 +257,13 @@ def test_tests_are_those_of_scipy(values, bound):
     assert test(values, bound) == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
-@given(VALUES, st.floats(0.5, 0.999))
+@given(VALUES)
 @settings(deadline=None)
-def test_an_interval_ends_where_its_test_rejects(values, confidence):
-  found = paired.t_interval(values, confidence)
+def test_an_interval_ends_where_its_test_rejects(values):
+  found = paired.t_interval(values)
   assert found.low <= found.mean <= found.high
-  tail = (1 - confidence) / 2
-  assert paired.p_below(values, found.high) == pytest.approx(tail, rel=1e-5)
-  assert paired.p_above(values, found.low) == pytest.approx(tail, rel=1e-5)
+  assert paired.p_below(values, found.high) == pytest.approx(0.025, rel=1e-5)
+  assert paired.p_above(values, found.low) == pytest.approx(0.025, rel=1e-5)
 
 
 def test_one_value_has_no_interval_and_equal_ones_a_point():
@@ -308,30 +274,6 @@ def test_one_value_has_no_interval_and_equal_ones_a_point():
   assert paired.p_below([2.0], 3) == paired.p_above([2.0], 1) == 1
   assert paired.p_below([2.0, 2.0], 3) == 0
   assert paired.p_below([2.0, 2.0], 2) == paired.p_below([2.0, 2.0], 1) == 1
-
-
-def test_a_run_that_diverged_proves_nothing():
-  for bad in (math.nan, math.inf):
-    values = [-1.0, -1.1, bad, -0.9, -1.0]
-    assert paired.p_below(values, 0) == paired.p_above(values, -2) == 1
-    assert paired.t_interval(values).low == -math.inf
-
-
-@pytest.mark.parametrize('values, confidence, message', [
-    ([], 0.95, 'give one for each seed'), ([1.0], 95, 'between 0 and 1'),
-])
-def test_invalid_input_is_refused(values, confidence, message):
-  with pytest.raises(ValueError, match=message):
-    paired.t_interval(values, confidence)
-
-
-def test_holms_correction_is_that_of_the_textbook():
-  # R: p.adjust(c(0.01, 0.02, 0.03, 0.04), 'holm').
-  assert paired.holm([0.01, 0.02, 0.03, 0.04]) == pytest.approx(
-      [0.04, 0.06, 0.06, 0.06]
-  )
-  assert paired.holm([0.6, 0.001, 0.7]) == pytest.approx([1, 0.003, 1])
-  assert paired.holm([]) == []
 
 
 @given(st.lists(st.floats(0, 1), max_size=8))
@@ -346,17 +288,13 @@ def test_holm_rejects_step_by_step(p_values):
     assert {i for i, p in enumerate(corrected) if p <= sparsity} == rejected
 
 
-def refuse(word):
-  raise AssertionError(f'{word} is no JSON')
-
-
 def test_numbers_that_are_not_finite_are_strings_and_are_restored(tmp_path):
   path = tmp_path / 'outcome.json'
   json_files.write_json(path, {
       'validation/loss': math.nan, 'high': math.inf, 'low': -math.inf,
       'curve': [[4, 0.5, math.nan], (8, 1.0, 2.5)], 'name': 'NaN-free',
   }, indent=2)
-  stored = json.loads(path.read_text(), parse_constant=refuse)
+  stored = json.loads(path.read_text(), parse_constant=pytest.fail)
   assert stored['validation/loss'] == 'NaN'
   assert stored['high'] == 'Infinity' and stored['low'] == '-Infinity'
   found = json_files.read_json(path)
@@ -365,12 +303,6 @@ def test_numbers_that_are_not_finite_are_strings_and_are_restored(tmp_path):
   (step, seconds, loss), last = found['curve']
   assert (step, seconds) == (4, 0.5) and math.isnan(loss)
   assert last == [8, 1.0, 2.5] and found['name'] == 'NaN-free'
-
-
-def test_finite_values_are_written_as_pythons_json_writes_them():
-  value = {'loss': 1.25, 'steps': 3, 'kernels': True, 'none': None, 'x': [1, 2]}
-  for indent in (None, 1, 2):
-    assert json_files.encode(value, indent) == json.dumps(value, indent=indent)
 
 
 def test_bare_constants_of_older_files_are_read():

@@ -17,7 +17,6 @@ import pytest
 from experiments.papers import arm_report
 from experiments.papers import claim_plots
 from experiments.papers import claim_report
-from experiments.papers.claims import BETTER
 from experiments.papers.claims import HOLDS
 from experiments.papers.claims import NO_VERDICT
 from experiments.papers.paper_claims import CLAIMS
@@ -242,19 +241,6 @@ def test_a_scale_that_breaks_g4_must_be_a_demonstration(changes, message):
   assert {f.reason for f in world.findings.values()} == {'G4'}
 
 
-def test_better_than_dense_is_no_failure_of_non_inferiority():
-  gaps = GAPS | {
-      'static-50+task': -0.03, 'static-75+task': -0.06,
-      'variable-90+task': -0.1, 'pruned-75': -0.05,
-  }
-  findings = world_of(gaps=gaps).findings
-  for key in ('b1', 'g1', 'g2', 'j'):
-    assert findings[key].verdict == BETTER, key
-  # One interval of two across 0.
-  findings = world_of(gaps=gaps | {'static-50+task': 0.0}).findings
-  assert findings['b1'].verdict == HOLDS
-
-
 def test_what_has_not_run_passes_no_gate():
   entries = entries_of()
   done = {
@@ -333,17 +319,7 @@ def test_each_family_has_a_table_and_each_comparison_a_line():
       assert part.count(f'| {escape(comparison.text)} |') == 1
 
 
-def test_the_gates_that_fail_are_bold():
-  text = report(mixed_world())
-  line, = lines_of(text, '| G3 | the rate of rigl-90 is')
-  assert line.endswith('| **fails** |')
-  assert all(
-      line.endswith('| holds |') or 'rigl-90' in line
-      for line in lines_of(text, '| G')
-  )
-
-
-def test_what_has_not_run_is_called_so():
+def test_what_has_not_run_is_called_so_and_null_in_json():
   entries = entries_of()
   found = look_at(FAIR, entries, {})
   text = report(found)
@@ -352,16 +328,10 @@ def test_what_has_not_run_is_called_so():
   line, = lines_of(text, '| (a) ')
   assert '| 0 | – | – | 0 | 1 | **no verdict** (0 of at least 5' in line
   assert 'nan' not in text and 'inf' not in text.replace('inferior', '')
-
-
-def test_arms_have_their_chosen_rate_and_mean():
-  text = report(mixed_world())
-  line, = lines_of(text, '| variable-90 | rate 0.008, stage continue |')
-  outcomes = mixed_world().measured[FAIR.blocks[0].arms[3]].values()
-  mean = sum(o['validation/loss'] for o in outcomes) / 8
-  assert f'| {mean:.4f} ± ' in line and line.endswith('| 8 | 1.00e+09 |')
-  line = lines_of(text, '| rigl-90 | rate 0.004: ')[0]
-  assert line.endswith('**rate 0.128: ' + line.rpartition(' ')[0][-8:] + ' |')
+  described = claim_report.describe_findings(list(found.findings.values()))
+  text = json.dumps(described, allow_nan=False)
+  comparison = json.loads(text)[0]['comparisons'][0]
+  assert comparison['low'] is comparison['mean'] is None
 
 
 def test_numbers_are_json_and_name_verdicts_reasons_and_gates():
@@ -383,30 +353,18 @@ def test_numbers_are_json_and_name_verdicts_reasons_and_gates():
   ]
 
 
-def test_intervals_without_ends_are_null_in_json():
-  found = look_at(FAIR, entries_of(), {})
-  text = json.dumps(
-      claim_report.describe_findings(list(found.findings.values())),
-      allow_nan=False,
-  )
-  comparison = json.loads(text)[0]['comparisons'][0]
-  assert comparison['low'] is comparison['mean'] is None
-
-
-def test_the_figure_has_a_row_per_comparison_and_a_legend():
+def test_the_figure_has_a_row_per_comparison_and_its_verdict():
   findings = mixed_world().findings
   figure = claim_plots.plot_claims(
       mixed_world().entries, mixed_world().measured, list(findings.values())
   )
   findings = [f for key, f in findings.items() if key != 'c-ppl']
   pretrained, tuned, right = figure.axes
-  arms = [tick.get_text() for tick in (
-      *pretrained.get_yticklabels(), *tuned.get_yticklabels()
-  )]
-  assert sorted(arms) == sorted(
+  ticks = *pretrained.get_yticklabels(), *tuned.get_yticklabels()
+  assert {tick.get_text() for tick in ticks} == {
       entry.arm.name for entry in mixed_world().entries
       if entry.arm.method != 'init'
-  )
+  }
   comparisons = [c for f in findings for c in f.claim.comparisons]
   ticks = [tick.get_text() for tick in right.get_yticklabels()]
   assert len(ticks) == len(comparisons)
@@ -418,10 +376,5 @@ def test_the_figure_has_a_row_per_comparison_and_a_legend():
   assert [mark.get_xdata()[0] for mark in marks] == pytest.approx(
       [interval.mean for f in findings for interval in f.intervals]
   )
-  legend = [text.get_text() for text in right.get_legend().get_texts()]
-  assert legend == [
-      'interval inside the margin', 'interval outside the margin',
-      'interval across the margin', 'margin claimed',
-  ]
   verdicts = [text.get_text() for text in right.texts]
   assert verdicts == [finding.verdict for finding in findings]

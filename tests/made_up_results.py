@@ -139,7 +139,7 @@ def look_at(scale, entries, done) -> World:
   """Judges the claims of a scale by outcomes."""
   claims = [CLAIMS[key] for key in scale.claims]
   measured = arm_report.measured(entries, done)
-  repeated = arm_report.repeated(entries, done)
+  repeated = arm_report.measured(entries, done, again=True)
   gates = check(scale, claims, entries, done, measured)
   failed = failures(scale, gates, claims)
   findings = judge(claims, measured, failed, repeated)

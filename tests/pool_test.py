@@ -63,24 +63,6 @@ def run_pool(run, done=(), workers=2, entries=ENTRIES):
   return found, reported
 
 
-def test_every_run_is_run_once_after_what_it_starts_from():
-  order = []
-
-  def run(job):
-    if job.parent:
-      assert job.parent.name in {other.name for other in finished}
-    order.append(job)
-    outcome = measure(job)
-    finished.append(job)
-    return outcome
-
-  finished = []
-  found, reported = run_pool(run, workers=3)
-  assert len(order) == len({job.name for job in order}) == TOTAL
-  assert set(found) == {job.name for job in order}
-  assert [count for _, count in reported] == list(range(1, TOTAL + 1))
-
-
 def test_grids_are_run_on_one_seed_and_their_best_on_the_others():
   found, _ = run_pool(measure)
   runs = arm_report.measured(ENTRIES, found)

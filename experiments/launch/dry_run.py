@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from spdf_jax import sparsity
 from spdf_jax.costs import plan_costs
+from spdf_jax.runs import markdown
 from spdf_jax.sparsity import trees
 from spdf_jax.training import storage
 from spdf_jax.training import workdir
@@ -47,15 +48,15 @@ def format_plan(run: Run, name: str) -> str:
       f'parameters: {plan["parameters"]:,}, of which '
       f'{plan["sparsified_parameters"]:,} in {len(layers)} sparsified layers',
       '',
-      *_align(_layer_rows(run)),
+      _table(_layer_rows(run)),
       '',
       'never sparsified: ' + ', '.join(_dense_leaves(run, layers)),
       '',
-      *_align(_phase_rows(run)),
+      _table(_phase_rows(run)),
       *(f'{phase["name"]}: {note}' for phase in plan['phases']
         for note in phase['notes']),
       '',
-      *_align(_flops_rows(plan)),
+      _table(_flops_rows(plan)),
       _FLOPS_NOTE,
       *([_FIRST_STEP] if _grows_dense(plan) else []),
       *_budgets(plan),
@@ -68,16 +69,8 @@ def format_plan(run: Run, name: str) -> str:
   ])
 
 
-def _align(rows: Sequence[Sequence[str]]) -> list[str]:
-  """Aligns columns, the first on the left and the others on the right."""
-  widths = [max(map(len, column)) for column in zip(*rows)]
-  return [
-      '  '.join(
-          cell.rjust(width) if i else cell.ljust(width)
-          for i, (cell, width) in enumerate(zip(row, widths))
-      ).rstrip()
-      for row in rows
-  ]
+def _table(rows: Sequence[Sequence[str]]) -> str:
+  return markdown.align(rows, '<' + '>' * (len(rows[0]) - 1))
 
 
 def _size(number: float) -> str:

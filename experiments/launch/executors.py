@@ -117,7 +117,7 @@ class RayExecutor(concurrent.futures.Executor):
           '--head`, set RAY_ADDRESS, or give --executor=local.'
       ) from error
     try:
-      self.slots = self._count_slots(resources)
+      self._check(resources)
     except ValueError:
       self.shutdown()
       raise
@@ -127,25 +127,21 @@ class RayExecutor(concurrent.futures.Executor):
     )(_run)
     self._where = (sys.argv, os.getcwd(), resources)
 
-  def _count_slots(self, resources: Resources) -> int:
-    """Returns the number of calls that run at the same time."""
+  def _check(self, resources: Resources) -> None:
+    """Raises ValueError if a call fits no node."""
     # A node that was lost has no resources.
     nodes = [
         node['Resources'] for node in self._ray.nodes() if node['Resources']
     ]
-    slots = sum(
-        int(min(
-            node.get('CPU', 0) // resources.cpus,
-            node.get('GPU', 0) // resources.gpus if resources.gpus else 1e6,
-        )) for node in nodes
-    )
-    if not slots:
+    if not any(
+        node.get('CPU', 0) >= resources.cpus
+        and node.get('GPU', 0) >= resources.gpus for node in nodes
+    ):
       raise ValueError(
           f'cpus_per_run={resources.cpus} with gpus_per_run={resources.gpus} '
           f'fits no node of the Ray cluster, which has {_format(nodes)}; '
           'reduce them, or add a node.'
       )
-    return slots
 
   def submit(
       self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any

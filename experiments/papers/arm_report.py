@@ -15,13 +15,14 @@ from spdf_jax.runs import markdown
 
 
 def measured(
-    entries: Sequence[Entry], done: Done
+    entries: Sequence[Entry], done: Done, again: bool = False
 ) -> dict[Any, dict[int, Outcome]]:
   """Collects the outcomes of the judging seeds, by arm and seed.
 
   Args:
     entries: All entries of the pool.
     done: Outcomes of finished runs.
+    again: Whether the outcomes are those of repetitions.
 
   Returns:
     Outcomes of the chosen points, without seeds that only tune rates.
@@ -33,19 +34,6 @@ def measured(
     ... # doctest: +ELLIPSIS
     {Arm(...): {1: {'loss': 3.0}}}
   """
-  return _outcomes(entries, done, again=False)
-
-
-def repeated(
-    entries: Sequence[Entry], done: Done
-) -> dict[Any, dict[int, Outcome]]:
-  """Collects the outcomes of repetitions, by arm and seed; see `measured`."""
-  return _outcomes(entries, done, again=True)
-
-
-def _outcomes(
-    entries: Sequence[Entry], done: Done, again: bool
-) -> dict[Any, dict[int, Outcome]]:
   found: dict[Any, dict[int, Outcome]] = {}
   chosen = pool.choose_all(entries, done)
   for entry in entries:

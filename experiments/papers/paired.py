@@ -6,6 +6,8 @@ import statistics
 from typing import Any
 from typing import NamedTuple
 
+_CONFIDENCE = 0.95
+
 
 class Interval(NamedTuple):
   """Mean and its confidence interval.
@@ -24,34 +26,25 @@ class Interval(NamedTuple):
   high: float
 
 
-def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-  """Returns Student's interval of a mean.
+def t_interval(values: Sequence[float]) -> Interval:
+  """Returns Student's 95 % interval of a mean.
 
   Args:
-    values: Independent values, such as one difference for each seed.
-    confidence: Confidence level, between 0 and 1.
+    values: Independent values, such as one difference for each seed; at least
+      one.
 
   Returns:
     Mean, deviation and interval.
-
-  Raises:
-    ValueError: there is no value, or `confidence` is not between 0 and 1.
 
   Example:
     >>> [round(x, 4) for x in t_interval([1.0, 2.0, 3.0])]
     [2.0, 1.0, -0.4841, 4.4841]
   """
-  if not values:
-    raise ValueError('values is empty; give one for each seed.')
-  if not 0 < confidence < 1:
-    raise ValueError(
-        f'confidence is {confidence}; give a number between 0 and 1.'
-    )
   mean = statistics.fmean(values)
   if len(values) == 1 or not math.isfinite(mean):
     return Interval(mean, math.nan, -math.inf, math.inf)
   deviation = statistics.stdev(values)
-  quantile = float(_student(len(values)).ppf((1 + confidence) / 2))
+  quantile = float(_student(len(values)).ppf((1 + _CONFIDENCE) / 2))
   half = quantile * deviation / math.sqrt(len(values))
   return Interval(mean, deviation, mean - half, mean + half)
 

@@ -37,28 +37,6 @@ class Filled(NamedTuple):
   reason: str = ''
 
 
-def fill(table: str, runs: Sequence[ScoredRun]) -> list[Filled]:
-  """Fills a table of a paper, see `fill_results`.
-
-  Args:
-    table: A key of `RESULTS`.
-    runs: Finished runs, such as those of `find_runs`.
-
-  Returns:
-    Every cell of the table, in order.
-
-  Raises:
-    ValueError: the table is unknown.
-
-  Example:
-    >>> {cell.reason for cell in fill('spdf', [])}
-    {'no run'}
-  """
-  return fill_results(
-      names.lookup('table', table, published_results.RESULTS), runs
-  )
-
-
 def fill_results(
     results: Sequence[Result], runs: Sequence[ScoredRun]
 ) -> list[Filled]:

@@ -109,7 +109,7 @@ def write_results(
   checked = gates.check(scale, claims, entries, done, found)
   findings = judge(
       claims, found, gates.failures(scale, checked, claims),
-      arm_report.repeated(entries, done),
+      arm_report.measured(entries, done, again=True),
   )
   machine = describe_machine()
   commit = pool_identity.protocol_commit(scale.protocol)

@@ -1,5 +1,6 @@
 """Figures of finished runs: selection of the runs that each shows."""
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import math
 from typing import Any
@@ -24,13 +25,10 @@ class MissingRunsError(ValueError):
 
 def losses_over_flops(groups: Sequence[Group]) -> Any:
   """Draws validation loss over FLOPs of every pre-training."""
-  runs = {
-      label: run for label, run in _pretrainings(groups).items()
-      if run.series('validation/loss')[0]
-  }
-  if not runs:
-    raise MissingRunsError('no run with a validation loss')
-  return plots.plot_loss_over_flops(runs)
+  return plots.plot_loss_over_flops(_pretrainings(
+      groups, 'no run with a validation loss',
+      lambda run: run.series('validation/loss')[0],
+  ))
 
 
 def sawtooth(groups: Sequence[Group]) -> Any:
@@ -138,24 +136,17 @@ def tuned_points(groups: Sequence[Group]) -> list[Tuned]:
 
 def mask_changes(groups: Sequence[Group]) -> Any:
   """Draws survival and exploration of weights under mask updates."""
-  runs = {
-      label: run for label, run in _pretrainings(groups).items()
-      if read.is_tracked(run)
-  }
-  if not runs:
-    raise MissingRunsError('no run whose masks were tracked')
-  return plots.plot_mask_updates(runs)
+  return plots.plot_mask_updates(_pretrainings(
+      groups, 'no run whose masks were tracked', read.is_tracked
+  ))
 
 
 def layer_sparsity(groups: Sequence[Group]) -> Any:
   """Draws the measured sparsity of each layer."""
-  runs = {
-      label: run for label, run in _pretrainings(groups).items()
-      if run.series('sparsity/sparsified')[0]
-  }
-  if not runs:
-    raise MissingRunsError('no run with logged sparsities')
-  return plots.plot_layer_sparsity(runs)
+  return plots.plot_layer_sparsity(_pretrainings(
+      groups, 'no run with logged sparsities',
+      lambda run: run.series('sparsity/sparsified')[0],
+  ))
 
 
 def sparsities(groups: Sequence[Group]) -> Any:
@@ -165,8 +156,14 @@ def sparsities(groups: Sequence[Group]) -> Any:
   )
 
 
-def _pretrainings(groups: Sequence[Group]) -> dict[str, RunRecord]:
-  return run_groups.means(
-      run_groups.by_label(
-          run_groups.pretrained(groups), run_groups.describe_pretraining
-      ))
+def _pretrainings(
+    groups: Sequence[Group], missing: str, condition: Callable[[RunRecord], Any]
+) -> dict[str, RunRecord]:
+  """Returns the pre-trainings that meet a condition, or raises if none does."""
+  runs = run_groups.means(run_groups.by_label(
+      run_groups.pretrained(groups), run_groups.describe_pretraining
+  ))
+  found = {label: run for label, run in runs.items() if condition(run)}
+  if not found:
+    raise MissingRunsError(missing)
+  return found

@@ -21,15 +21,14 @@ def plot_distances(names: Sequence[str], pairs: Sequence[Distances]) -> Any:
   modules along y. All panels have the same color scale, from 0.
 
   Args:
-    names: Titles of the panels.
-    pairs: Results of `cosine_distances`.
+    names: Titles of the panels, one for each pair.
+    pairs: Results of `cosine_distances`, at least one.
 
   Returns:
     A `matplotlib.figure.Figure`.
 
   Raises:
     ImportError: matplotlib is not installed.
-    ValueError: there is no pair, or the number of names differs.
 
   References:
     Thangarasa et al. 2023, "SPDF", figures 3 and 4.
@@ -39,11 +38,6 @@ def plot_distances(names: Sequence[str], pairs: Sequence[Distances]) -> Any:
     >>> figure.axes[0].images[0].get_array().tolist()
     [[0.5, 0.25]]
   """
-  if not pairs or len(names) != len(pairs):
-    raise ValueError(
-        f'names has {len(names)} entries and pairs {len(pairs)}; give at least '
-        'one pair and a name for each.'
-    )
   grids = [_grid(distances) for distances in pairs]
   highest = max(np.nanmax(grid) for _, grid in grids) or 1.0
   columns = max(grid.shape[1] for _, grid in grids)

@@ -142,13 +142,12 @@ def format_distances(names: Sequence[str], pairs: Sequence[Distances]) -> str:
   """
   means = [module_means(distances) for distances in pairs]
   modules = [m for m in MODULES if any(m in mean for mean in means)]
-  title = 'mean over layers'
-  width = max(len(title), *map(len, names))
-  lines = [f'{title:<{width}}' + ''.join(f'{MODULES[m]:>10}' for m in modules)]
+  rows = [['mean over layers', *(MODULES[m] for m in modules)]]
   for name, mean in zip(names, means):
-    cells = (f'{mean[m]:.2e}' if m in mean else '–' for m in modules)
-    lines.append(f'{name:<{width}}' + ''.join(f'{c:>10}' for c in cells))
-  return '\n'.join(lines)
+    rows.append([name, *(
+        f'{mean[m]:.2e}' if m in mean else markdown.MISSING for m in modules
+    )])
+  return markdown.align(rows, '<' + '>' * len(modules))
 
 
 def _leaves(tree: PyTree) -> dict[str, np.ndarray]:
