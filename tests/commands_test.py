@@ -10,7 +10,6 @@ from quickstart_runs import small_config
 from quickstart_runs import start_command
 from tiny_run import assert_same_arrays
 from tiny_run import DENSE
-from tiny_run import static
 
 from experiments.launch.dry_run import format_plan
 import spdf_jax as spdf
@@ -116,46 +115,10 @@ def test_a_dry_run_names_the_kernels_of_the_model_s_dtype(monkeypatch):
     assert f'kernels ({name}) skip' in describe_plan(run, 'plan')['compute']
 
 
-def test_compact_storage_is_refused_where_masks_move():
-  refuse(
-      "storage is 'compact' and phase 'pretrain' has 15 steps with mask",
-      arg='algorithm=rigl', storage='compact',
-      phases__pretrain__algorithm__update_every='2 steps',
-      phases__pretrain__algorithm__update_until='9 steps',
-  )
-  refuse("storage 'packed' is unknown", storage='packed')
-
-
-@pytest.mark.process
-def test_a_dry_run_from_the_command_line_trains_nothing(tmp_path):
+def dry_run(*flags, **changes):
   child = start_command(
       'experiments.train', '--config=configs/quickstart.py', '--dry_run',
-      f'--workdir={tmp_path / "run"}',
-      **WITHOUT_TASK,
-  )
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == 0, output
-  assert 'sparsified layers' in output and 'KiB per checkpoint' in output
-  assert not (tmp_path / 'run').exists()
-
-
-@pytest.mark.process
-def test_a_dry_run_checks_where_the_run_would_start(tmp_path):
-  child = start_command(
-      'experiments.train', '--config=configs/quickstart.py', '--dry_run',
-      f'--workdir={tmp_path / "run"}', **WITHOUT_TASK,
-      init_from=f'{tmp_path / "missing"}@pretrain',
-  )
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode != 0
-  assert "missing@pretrain' names no checkpoint" in output
-  assert not (tmp_path / 'run').exists()
-
-
-def dry_run(**changes):
-  child = start_command(
-      'experiments.train', '--config=configs/quickstart.py', '--dry_run',
-      **WITHOUT_TASK, **changes,
+      *flags, **WITHOUT_TASK, **changes,
   )
   output, _ = child.communicate(timeout=SECONDS)
   assert child.returncode == 0, output
@@ -163,9 +126,13 @@ def dry_run(**changes):
 
 
 @pytest.mark.process
-def test_a_dry_run_shows_what_each_device_of_a_mesh_holds():
+def test_a_dry_run_shows_what_each_device_of_a_mesh_holds(tmp_path):
   d = 1024
-  output = dry_run(mesh__data=1, mesh__fsdp=4, model__d_model=d, model__d_ff=d)
+  output = dry_run(
+      f'--workdir={tmp_path / "run"}', mesh__data=1, mesh__fsdp=4,
+      model__d_model=d, model__d_ff=d,
+  )
+  assert not (tmp_path / 'run').exists()
   split = (257 + 48) * d + 6 * d**2  # Embeddings and kernels.
   whole = 6 * d + 3 * 2 * d  # Biases and norms.
   share = 4 * (split / 4 + whole) / 2**20
@@ -182,17 +149,6 @@ def test_a_dry_run_shows_what_each_device_of_a_mesh_holds():
       )
   )
   assert total == pytest.approx(3 * share + masks + temporaries, abs=0.2)
-
-
-@pytest.mark.slow
-def test_a_dry_run_splits_the_batch_over_devices():
-  whole, split = (
-      float(re.search(r'a step of 512 x 32: ([0-9.]+) MiB',
-                      dry_run(mesh__data=devices,
-                              phases__pretrain__batch_size=512))[1])
-      for devices in (1, 4)
-  )
-  assert split < whole / 3
 
 
 @pytest.mark.slow
@@ -231,43 +187,24 @@ def test_sparsities_that_change_are_shown_from_first_to_last():
   assert total == pytest.approx(15 * first['flops_per_step'])
 
 
-def test_updates_that_do_not_fit_a_shortened_phase_are_refused():
-  refuse("'pretrain' has 15 steps, counted from 0, and update_until is 750",
-         arg='algorithm=rigl',
-         phases__pretrain__algorithm__update_until='750 steps')
-
-
 @pytest.mark.process
-@pytest.mark.parametrize('name, value', [
-    ('data__corpus', 'python-stdlb'), ('model__preset', 'gpt-mini2'),
+@pytest.mark.parametrize('flags, changes, message', [
+    ((), dict(data__corpus='python-stdlb'), "'python-stdlb' is unknown; did y"),
+    (('--dry_run',), dict(init_from='none@pretrain'),
+     "'none@pretrain' names no checkpoint"),
 ])
-@pytest.mark.parametrize('module', ['experiments.train'])
 def test_bad_input_is_one_sentence_and_exit_status_one(
-    module, name, value, tmp_path
+    flags, changes, message, tmp_path
 ):
   child = start_command(
-      module, '--config=configs/quickstart.py', f'--workdir={tmp_path / "run"}',
-      **WITHOUT_TASK | {name: value},
+      'experiments.train', '--config=configs/quickstart.py',
+      f'--workdir={tmp_path / "run"}', *flags, **WITHOUT_TASK | changes,
   )
   output, _ = child.communicate(timeout=SECONDS)
   assert child.returncode == 1, output
-  assert 'Traceback' not in output
-  assert f'{value!r} is unknown; did you mean ' in output
+  assert 'Traceback' not in output and message in output
   assert len(output.splitlines()) == 1
   assert not (tmp_path / 'run').exists()
-
-
-@pytest.mark.process
-def test_a_workdir_that_cannot_be_used_is_one_sentence_too(tmp_path):
-  (tmp_path / 'file').write_text('')
-  child = start_command(
-      'experiments.quickstart', f'--workdir={tmp_path / "file"}',
-      **WITHOUT_TASK,
-  )
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == 1, output
-  assert 'Traceback' not in output
-  assert "file' is a file; give a writable directory" in output
 
 
 @pytest.mark.process
@@ -283,10 +220,8 @@ def test_the_quickstart_reports_on_both_runs(tmp_path):
 
 
 @pytest.mark.parametrize('name, value, message', [
-    ('data__corpus', 'python', "corpus 'python' .*'python-stdlib'"),
     ('data__tokenizer', 'byte', "tokenizer='byte' is unknown; use 'bytes'"),
     ('data__task', 'docstrings', "task 'docstrings'.*'python-docstrings'"),
-    ('model__preset', 'gpt-maxi', "preset 'gpt-maxi'.*'gpt-mini'"),
     ('model__n_heads', 3, 'n_heads is 3, which does not divide d_model 16'),
     ('model__dtype', 'float64x', "dtype is 'float64x'; use one of"),
     ('model__max_length', 31,
@@ -295,43 +230,24 @@ def test_the_quickstart_reports_on_both_runs(tmp_path):
      'ids up to 256 and the model a vocabulary of 256; set model.vocab_size '),
     ('phases__order', ('pretrain', 'continuatio'),
      "phase 'continuatio' .*'continuation'"),
-    ('phases__order', (), 'give at least one'),
     ('phases__order', ('continuation',), "first and has the schedule 'contin"),
     ('phases__order', ('pretrain', 'finetune'), "'finetune': 'task' is unkn"),
-    ('phases__pretrain__duration', '0 steps', "'pretrain': duration '0 steps'"),
     ('phases__pretrain__duration', 'long', "'pretrain': duration is 'long'"),
+    ('phases__pretrain__duration', '9B tokens', 'but max_epochs allows 1'),
     ('phases__pretrain__algorithm__sparsity', 1.0,
      "'pretrain': sparsity is 1.0; it is the frac"),
-    ('phases__pretrain__algorithm__sparsity', float('nan'),
-     'sparsity is nan; it is the fraction'),
-    ('phases__pretrain__algorithm__sparsity', -0.5,
-     'sparsity is -0.5; it is the fraction'),
-    ('phases__pretrain__batch_size', 0, 'batch_size 0; it must be at least 1'),
     ('phases__pretrain__batch_size', 10**6, 'one batch of 1000000; use'),
     ('phases__pretrain__data', 'text', "data of phase 'pretrain': 'text'"),
-    ('phases__pretrain__duration', '9B tokens', 'but max_epochs allows 1'),
-    ('phases__pretrain__duration', '2 epochs', 'but max_epochs allows 1'),
     ('phases__pretrain__learning_rate__schedule', 'cos', "'cos' .*'cosine'"),
-    ('phases__pretrain__learning_rate__warmup', '99 steps',
-     'warm-up takes 99 of 30 steps'),
     ('phases__pretrain__learning_rate__peak', -1.0, 'peak is -1.0; give a pos'),
-    ('phases__pretrain__weight_decay', -1.0, 'weight_decay -1.0; it must not'),
+    ('storage', 'packed', "storage 'packed' is unknown"),
     ('eval_every', 0, 'eval_every is 0; it must be at least 1'),
-    ('log_every', -1, 'log_every is -1; it must be'),
-    ('checkpoints__every', 0, 'checkpoints.every is 0'),
     ('checkpoints__keep', 0, 'checkpoints.keep is 0'),
-    ('evaluation__batch_size', 0, 'evaluation.batch_size is 0'),
 ])
 def test_invalid_input_is_refused_before_anything_is_trained(
     name, value, message
 ):
   refuse(message, **{name: value})
-
-
-def test_a_workdir_of_another_config_is_refused(tmp_path):
-  make_run().open(tmp_path)
-  with pytest.raises(ValueError, match='algorithm.sparsity was 0.75 and'):
-    make_run(phases__pretrain__algorithm=static(0.5)).open(tmp_path)
 
 
 def test_an_unwritable_cache_is_named(tmp_path):

@@ -66,23 +66,15 @@ def refuse(message, call, *args, error=(ValueError, OSError), **kwargs):
 
 @pytest.mark.parametrize('name, value, message', [
     ('seed', -1, r'seed is -1; give a whole number in \[0, 2\*\*32\)'),
-    ('seed', 2**70, 'seed is 11805916207'),
     ('matmul', 'wafer', "'wafer' and model.dtype is 'float32'; the wafer "
      "computes in fp16, .*: set model.dtype to 'float16'"),
     ('loss__z_loss', float('nan'), "'loss.z_loss' is nan; it must be finite"),
-    ('optimizer__eps', float('inf'), "'optimizer.eps' is inf; it must be fin"),
     ('data__planned__tokens', -1.0, 'data.planned.tokens is -1.0; give 0 or'),
-    ('data__planned__examples', -1, 'data.planned.examples is -1; give 0 or'),
     ('phases__order', (3,), r"'phases.order' is \[3\]; set phases.order to a"),
     (f'{PRETRAIN}length', 30, 'lengths 30 and 32; choose lengths that divide'),
-    (f'{PRETRAIN}weight_decay', float('inf'), 'weight_decay. is inf; it must'),
-    (f'{PRETRAIN}early_stop',
-     dict(metric='validation/loss', value=float('nan')), 'value. is nan; it m'),
     (f'{PRETRAIN}algorithm', dict(name='iterative', rounds=3),
      "'pretrain': rounds is 3; give a list of Round"),
-    (f'{PRETRAIN}algorithm', dict(name=3), 'give its name and arguments'),
     (f'{RATE}final_fraction', -1.0, r'final_fraction is -1.0; .* in \[0, 1\]'),
-    (f'{RATE}final_fraction', float('nan'), 'final_fraction is nan; give a fr'),
 ])
 def test_what_was_accepted_or_misnamed_is_refused_by_parse(
     name, value, message
@@ -90,18 +82,8 @@ def test_what_was_accepted_or_misnamed_is_refused_by_parse(
   refuse(message, parse, make_config(**{name: value}))
 
 
-def test_a_phase_without_a_name_is_refused():
-  config = make_config()
-  phases = config.phases.to_dict()
-  config = config.to_dict() | {
-      'phases': phases | {'': phases['pretrain'], 'order': ['']}
-  }
-  refuse('each with its own name', parse, config)
-
-
 @pytest.mark.parametrize('config, message', [
     (None, 'config is None; give a ConfigDict or a mapping'),
-    ('text', "config is 'text'; give a ConfigDict"),
     (dict(seed=max), "'seed' is <built-in function max>, a builtin"),
 ])
 def test_what_is_not_a_config_is_refused(config, message):
@@ -115,9 +97,7 @@ def test_the_mesh_of_a_dry_run_is_checked(sizes):
 
 @pytest.mark.parametrize('name, value, message', [
     (f'{PRETRAIN}duration', '0 steps', "'pretrain': duration '0 steps' is le"),
-    (f'{PRETRAIN}duration', '0 epochs', "'pretrain': duration '0 epochs' is"),
     (f'{PRETRAIN}duration', '9T steps', "'9T steps' is more than 2,147,483"),
-    (f'{PRETRAIN}duration', '9' * 400 + ' tokens', 'is more than 2,147,48'),
     (f'{RATE}warmup', '99 steps', 'warm-up takes 99 of 30 steps'),
     ('phases__continuation__learning_rate', REWIND, 'rewinds to step 99 of a'),
     (f'{PRETRAIN}algorithm', RIGL | dict(update_until=99),
@@ -125,8 +105,6 @@ def test_the_mesh_of_a_dry_run_is_checked(sizes):
     (f'{PRETRAIN}algorithm',
      dict(name='iterative', rounds=[dict(steps=9, fraction=0.5)]),
      "'pretrain' has 15 steps and iterative rounds of 9 = 9; make them equal"),
-    (f'{PRETRAIN}algorithm', RIGL | dict(sparsity='half'),
-     "'pretrain': sparsity is 'half'"),
     (f'{PRETRAIN}algorithm',
      dict(name='static', sparsity=0.5,
           structure=dict(structure='block', inputs=7, outputs=7)),
@@ -141,12 +119,8 @@ def test_the_mesh_of_a_dry_run_is_checked(sizes):
      "'pretrain': the pattern 'h_9/.' matches none of the sparsified leaves"),
     (f'{PRETRAIN}algorithm', groups(('*', STATIC), ('*/mlp/*', RIGL)),
      "'pretrain': the patterns before './mlp/.' match all of its leaves; put"),
-    (f'{PRETRAIN}algorithm', groups(('*', RIGL), ('*', STATIC)),
-     "'pretrain': groups has the pattern '.' 2 times"),
     (f'{PRETRAIN}algorithm', groups(('*', dict(name='rigle'))),
      "'pretrain': group '.': algorithm 'rigle' is unknown; did you mean"),
-    (f'{PRETRAIN}algorithm', groups(('*', RIGL | dict(update_until=99))),
-     'update_until is 99'),
 ])
 def test_a_plan_is_checked_before_data_is_read(no_data, name, value, message):
   refuse(message, Run.create, make_config(**{name: value}))
@@ -256,20 +230,11 @@ def test_missing_data_is_named_as_the_config_names_it(changes, message):
   refuse(message, Run.create, make_config(**WITHOUT_TASK | changes))
 
 
-def test_a_folder_without_a_corpus_is_named(tmp_path):
-  refuse('has no tokenizer.json; give a folder that', data.open_corpus,
-         tmp_path)
-
-
 @pytest.mark.parametrize('text, message', [
     ('def get_config(:\n', r'SyntaxError: invalid syntax .*line 1'),
     ('def get_config():\n  return x\n', "NameError in line 2: name 'x' is not"),
-    ('import none_such\n', "ModuleNotFoundError in line 1: No module named"),
-    ('def get_config():\n  return {}["a"]\n', 'KeyError in line 2: a; correct'),
-    ('def get_config():\n  return 1 + ""\n', 'TypeError in line 2: unsupp'),
     ('a = 1\n', 'it has no function get_config; define one'),
     ('def get_config():\n  pass\n', 'returns None; let it return a ConfigDict'),
-    ('def get_config():\n  return {}\n', 'returns {}; let it return a Config'),
     ('def get_config():\n  open("none")\n', "No such file .*: 'none'"),
     ('from configs import quickstart\n'
      'def get_config():\n'
@@ -287,10 +252,7 @@ def test_a_mistake_in_a_config_file_is_a_sentence(text, message, tmp_path):
 
 @pytest.mark.parametrize('name, message', [
     ('configs/none.py', "No such file or directory: '.*configs/none.py'"),
-    ('configs', "'configs'"),
     ('configs/spdf.py:nonsense', "config argument is 'nonsense'; write name="),
-    ('configs/spdf.py:model=gpt', "model 'gpt'; use one of gpt2-small"),
-    ('configs/quickstart.py:sparsity=a', "config argument is 'sparsity=a'"),
     ('configs/quickstart.py:algorithm=a', "algorithm 'a'; use one of"),
 ])
 def test_a_config_argument_that_is_wrong_is_a_sentence(
@@ -303,22 +265,11 @@ def test_a_config_argument_that_is_wrong_is_a_sentence(
   assert '\n' not in str(caught.value)
 
 
-def test_a_config_file_is_loaded_with_its_argument(monkeypatch):
-  monkeypatch.chdir(ROOT)
-  config = config_file.Parser().parse('configs/quickstart.py:sparsity=0.5')
-  assert config.phases.pretrain.algorithm.sparsity == 0.5 and config.is_locked
-
-
 @pytest.mark.process
 @pytest.mark.parametrize('words, message', [
-    (('configs/spdf.py:a=1',), "config argument is 'a=1'; write name=value"),
     (('configs/none.py', '--config.seed=1'), "configs/none.py'"),
     (('configs/quickstart.py', '--config.foo=1'),
      "config has no field foo: 'foo'"),
-    (('configs/quickstart.py', '--config.seed.a=1'),
-     'config has no field seed.a: '),
-    (('configs/quickstart.py', '--config.matmul.a.b=1'),
-     'config has no field matmul.a.b: '),
     (('configs/quickstart.py', '--config.phases.order[9]=a'),
      'config has no field phases.order[9]: '),
 ])
