@@ -48,12 +48,6 @@ def test_what_a_call_returns_is_shown_or_the_status(
   assert capsys.readouterr().out == shown
 
 
-def test_arguments_of_the_call_are_passed_on(capsys):
-  call = lambda a, *, b: f'{a} and {b}'
-  assert console.run(ARGV, call, 1, b=2) == 0
-  assert capsys.readouterr().out == '1 and 2\n'
-
-
 def test_texts_before_an_error_are_shown(capsys):
   assert console.run(ARGV, texts) == 1
   assert capsys.readouterr().out == 'first\nsecond\n'

@@ -213,21 +213,6 @@ def test_a_target_longer_than_the_model_is_scored_in_windows(subject, offline):
 
 
 @needs_harness
-def test_rolling_likelihoods_use_the_windows_of_the_harness(subject, offline):
-  from lm_eval.utils import get_rolling_token_windows
-  text = 'All work and no play. ' * 40
-  (found,) = harness_model(subject).loglikelihood_rolling([Request(text)])
-  expected = 0.0
-  for inputs, targets in get_rolling_token_windows(
-      list(text.encode()), 256, LENGTH, 1
-  ):
-    logits = subject.apply_fn(subject.params, jnp.array([inputs]))[0]
-    log = jax.nn.log_softmax(logits)[-len(targets):]
-    expected += float(log[np.arange(len(targets)), np.array(targets)].sum())
-  assert found == pytest.approx(expected, rel=1e-5)
-
-
-@needs_harness
 def test_a_continuation_that_a_token_joins_to_its_context_is_scored(
     subject, offline
 ):
@@ -284,6 +269,12 @@ def test_shots_of_gsm8k_come_from_its_training_file(tmp_path):
   assert local_tasks(tmp_path)['gsm8k']['fewshot_split'] == 'train'
 
 
+def test_without_the_harness_its_extra_is_named(subject, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'lm_eval.evaluator', None)
+  with pytest.raises(ImportError, match=r'\[harness\]'):
+    run_suite(subject, 'cerebras_gpt')
+
+
 def test_suites_are_those_of_the_papers():
   cerebras, leaderboard = SUITES['cerebras_gpt'], SUITES['open_llm']
   assert len(cerebras) == 7
@@ -295,11 +286,3 @@ def test_suites_are_those_of_the_papers():
       'winogrande': 5, 'gsm8k': 5,
   }
   assert [m.task for m in leaderboard if not m.in_mean] == ['gsm8k']
-
-
-def test_without_the_harness_its_extra_is_named(subject, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'lm_eval.evaluator', None)
-  with pytest.raises(ImportError, match=r'\[harness\]'):
-    run_suite(subject, 'cerebras_gpt')
-  with pytest.raises(ValueError, match="suite 'cerebras' is unknown"):
-    run_suite(subject, 'cerebras')

@@ -22,7 +22,6 @@ from spdf_jax import models
 from spdf_jax.data import ByteTokenizer
 from spdf_jax.data import open_tokenizer
 from spdf_jax.data import Pair
-from spdf_jax.data import train_bpe
 from spdf_jax.data.tokenizers import library_tokenizer
 from spdf_jax.evaluation import Continuation
 from spdf_jax.evaluation import score_continuations
@@ -137,11 +136,6 @@ def test_overlapping_windows_are_those_of_megatron(count, length, stride):
     assert number == 0 or len(target) <= stride
 
 
-def test_overlapping_windows_need_a_stride_that_fits():
-  with pytest.raises(ValueError, match='stride=9 is not from 1 to length=8'):
-    wikitext.overlapping_windows([1, 2], 8, 9)
-
-
 def test_real_wikitext_has_megatrons_numbers_of_words_and_tokens():
   text = data_path('wikitext2/wiki.test.tokens').read_text('utf-8')
   tokenizer = open_tokenizer(data_path('gpt2_bpe'))
@@ -217,13 +211,6 @@ def test_a_word_that_a_token_joins_to_its_context_is_a_target():
   assert target == tokenizer.encode(' be') and whole not in target
 
 
-def test_words_are_split_where_the_whole_text_is():
-  # What the harness does: the word's tokens are those of the whole text.
-  tokenizer = train_bpe(['at the door the door', 'then there'] * 3, 268)
-  context, target = last_word(tokenizer, 'at the', 'door')
-  assert context + target == tokenizer.encode('at the door')
-
-
 def test_real_lambada_has_mostly_words_of_one_token():
   passages = read_lambada(data_path('lm_eval_tasks/data/lambada_openai.jsonl'))
   tokenizer = open_tokenizer(data_path('gpt2_bpe'))
@@ -247,8 +234,3 @@ def test_bad_lines_of_lambada_are_named(tmp_path, line):
   path.write_text(f'{{"text": "a b"}}\n{line}\n')
   with pytest.raises(ValueError, match=r'line 2 of .* no passage'):
     read_lambada(path)
-
-
-def test_an_unknown_protocol_is_refused_with_the_nearest(subject):
-  with pytest.raises(ValueError, match="'megatron'.*'lambada_megatron'"):
-    score_lambada(subject, PASSAGES, 'megatron')

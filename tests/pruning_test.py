@@ -114,7 +114,6 @@ def test_layers_have_the_sparsities_of_patterns():
 
 @pytest.mark.parametrize('change, tokens, message', [
     (dict(scan_layers=True), TOKENS, 'scan_layers is True; prune the param'),
-    ({}, TOKENS[:0], r'tokens have the shape \(0, 8\); give sequences of'),
     ({}, TOKENS + 23, 'tokens have ids up to 4., and the model has 23; encode'),
     ({}, np.zeros((1, 9), int), 'the sequence has 9 tokens and the model 8'),
 ])
@@ -193,9 +192,7 @@ def test_masks_of_pruned_imports_travel_with_the_weights(directory):
      r"text' has 43 tokens, and --sequences=5 of 8 and one to evaluate with "
      'take 49; give more text'),
     (('--prune=wanda:half',), "prune is 'wanda:half'; write METHOD:0.5, METHO"),
-    (('--prune=wand:0.5',), "prune 'wand' is unknown; did you mean 'wanda'"),
     (('--prune=wanda:wte/*=0.5',), "the pattern 'wte/.', which matches none"),
-    (('--prune=wanda:2:5',), 'h_0/mlp/wo/kernel: n_of_m.2, 5. needs a multip'),
     (('--prune=wanda:0.5', '--calibration=none'), "calibration is 'none', wh"),
 ])
 def test_bad_input_is_one_sentence_and_writes_nothing(

@@ -132,12 +132,6 @@ def test_a_race_that_cannot_be_decided_is_refused(
   assert not (tmp_path / 'table.md').exists()
 
 
-def test_a_refused_budget_leaves_the_workdir_to_another(made_up, tmp_path):
-  with pytest.raises(ValueError, match='fewer than its 20 evaluations'):
-    run(tmp_path, seeds=1, budget='1e7FLOPs')
-  run(tmp_path, seeds=1)
-
-
 def test_configs_that_differ_in_data_are_refused(made_up, tmp_path):
   made_up['sparse.py:x=1,y=2'].data.tokenizer = 'bpe-512'
   with pytest.raises(ValueError, match="data.tokenizer is 'bytes' in dense an"):

@@ -175,19 +175,6 @@ def test_words_are_those_of_the_ptb_tokenizer(text, words):
   assert caption_words(text) == tuple(words.split())
 
 
-def test_protocols_do_not_depend_on_the_order_of_references():
-  hypothesis = 'the cafe is by the river and cheap'
-  references = ['a cheap cafe', 'the cafe is cheap', 'by the river']
-  for name in ('bleu', 'nist', 'rouge_l', 'cider', 'chrf++'):
-    found = {
-        round(score_texts(
-            [hypothesis, 'a'], [list(order), ['b']], 'e2e_raw', metrics=[name]
-        ).values[name], 9)
-        for order in itertools.permutations(references)
-    }
-    assert len(found) == 1
-
-
 @pytest.mark.parametrize('score', [
     bleu, chrf, lambda *texts: score_texts(*texts, 'e2e_raw')
 ])

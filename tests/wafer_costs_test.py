@@ -126,74 +126,46 @@ def test_the_text_of_an_estimate_has_phases_energy_and_sources(static):
   assert 'cost' not in report.format_estimate(estimate, static)
 
 
-# The post on iterative pruning prints of GPT-3 175B, in its introduction, the
-# FLOPs, energy and emissions of 10,000 V100s in 15 days; in footnote 2 the cost
-# of 1024 A100s, 8 per instance, for 30 days at 32.77 $ per hour.
-GPT3 = dict(flops=3.14e23, gpus=10_000, days=15, mwh=1287, tons=552)
-FOOTNOTE = dict(gpus=1024, per_instance=8, days=30, price=32.77)
-
-
-@pytest.fixture(scope='module')
-def gpt3():
-  """An estimate of GPT-3 175B on 300B tokens, and its run."""
+@pytest.mark.papers
+def test_cost_energy_and_carbon_are_those_of_the_post_on_iterative_pruning():
+  # Of GPT-3 175B it prints, in its introduction, the FLOPs, 1,287 MWh and 552
+  # tons of 10,000 V100s in 15 days; in footnote 2 the cost of 1,024 A100s, 8
+  # per instance, for 30 days at 32.77 $ per hour.
   config = spdf_config.get_config('model=gpt3-xl,sparsity=0')
   config.model.update(preset='gpt3-175b', remat='none')
   config.phases.pretrain.duration = '300B tokens'
   run = Run.create(config, planning=True)
-  return wafer_costs.simulate_run(run, DEVICE, 64), run
-
-
-def spent(estimate, *, systems, days, power=DEVICE.power):
-  """Replaces the machine and the duration of an estimate."""
+  estimate = wafer_costs.simulate_run(run, DEVICE, 64)
   phase, = estimate.phases
-  return dataclasses.replace(
-      estimate, device=dataclasses.replace(DEVICE, power=power),
-      systems=systems, phases=(phase._replace(seconds=days * 86_400),),
-  )
-
-
-def lines_of(estimate, run, **rates):
-  """Returns the numbers of the lines of energy, cost and carbon."""
-  text = report.format_estimate(estimate, run, **rates)
-  return {
-      name: [float(x.replace(',', '')) for x in re.findall(
-          r'[0-9][0-9,.]*', line.partition('(')[0]
-      )]
-      for name, line in re.findall(r'^(energy|cost|carbon): (.*)$', text, re.M)
-  }
-
-
-@pytest.mark.papers
-def test_the_flops_of_gpt3_are_those_that_are_printed(gpt3):
   # 3.23e23 by the formula, and elementwise operations, which are not in it.
-  assert gpt3[0].phases[0].flops == pytest.approx(GPT3['flops'], rel=0.05)
+  assert phase.flops == pytest.approx(3.14e23, rel=0.05)
 
+  def lines_of(systems, days, power, **rates):
+    spent = dataclasses.replace(
+        estimate, device=dataclasses.replace(DEVICE, power=power),
+        systems=systems, phases=(phase._replace(seconds=days * 86_400),),
+    )
+    text = report.format_estimate(spent, run, **rates)
+    return {
+        name: [float(x.replace(',', '')) for x in re.findall(
+            r'[0-9][0-9,.]*', line.partition('(')[0]
+        )]
+        for name, line in re.findall(
+            r'^(energy|cost|carbon): (.*)$', text, re.M
+        )
+    }
 
-@pytest.mark.papers
-def test_the_price_flag_gives_the_cost_of_gpt3_that_is_printed(gpt3):
-  estimate = spent(
-      gpt3[0], days=FOOTNOTE['days'],
-      systems=FOOTNOTE['gpus'] // FOOTNOTE['per_instance'],
-  )
-  price = report.Rate(FOOTNOTE['price'], 'on demand')
-  cost, = lines_of(estimate, gpt3[1], price=price)['cost']
+  price = report.Rate(32.77, 'on demand')
+  cost, = lines_of(1024 // 8, 30, DEVICE.power, price=price)['cost']
   assert f'${cost / 1e6:.2f}M' == '$3.02M'
-
-
-@pytest.mark.papers
-def test_energy_and_carbon_of_gpt3_have_the_units_that_are_printed(gpt3):
   # Mean power of a GPU and emissions per kWh that the printed numbers imply.
-  watts = GPT3['mwh'] * 1e6 / (GPT3['gpus'] * GPT3['days'] * 24)
-  carbon = report.Rate(GPT3['tons'] / GPT3['mwh'], 'implied')
-  estimate = spent(
-      gpt3[0], systems=GPT3['gpus'], days=GPT3['days'], power=watts
+  carbon = report.Rate(552 / 1287, 'implied')
+  found = lines_of(10_000, 15, 1287e6 / (10_000 * 15 * 24), carbon=carbon)
+  low = phase.flops * DEVICE.energy_per_flop / 3.6e6
+  assert found['energy'] == pytest.approx([low, 1287e3], abs=0.5)  # kWh
+  assert found['carbon'][:2] == pytest.approx(
+      [low * carbon.value, 552e3], abs=0.5  # kg
   )
-  found = lines_of(estimate, gpt3[1], carbon=carbon)
-  assert found['energy'][1] == GPT3['mwh'] * 1e3  # kWh
-  assert found['carbon'][1] == GPT3['tons'] * 1e3  # kg
-  low = estimate.phases[0].flops * DEVICE.energy_per_flop / 3.6e6
-  assert found['energy'][0] == pytest.approx(low, abs=0.5)
-  assert found['carbon'][0] == pytest.approx(low * carbon.value, abs=0.5)
 
 
 @pytest.mark.process
