@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import math
 from typing import NamedTuple
 
+from spdf_jax.accelerator.wafer import views
+
 _GRID = 10_000  # Sparsities of static plans are multiples of 1 / _GRID.
 _ROUNDING = 1e-9  # Relative tolerance of budgets, for rounding of float sums.
 
@@ -160,6 +162,60 @@ def least_sparsity(total: Cost, budget: float, highest: float) -> float | None:
     else:
       low = middle + 1
   return low / _GRID
+
+
+def format_plans(
+    plans: Sequence[Stages],
+    chosen: Stages,
+    *,
+    tokens_per_step: int,
+    flops: Cost,
+    seconds: Cost | None = None,
+) -> str:
+  """Formats plans as a table.
+
+  Args:
+    plans: Plans that `plan_stages` returns.
+    chosen: Plan to mark with a star.
+    tokens_per_step: Batch size times sequence length.
+    flops: Function from a sparsity to the FLOPs of a step.
+    seconds: Function from a sparsity to the seconds of a step; `None`: the
+      table has no times.
+
+  Returns:
+    A header and a line for each plan, the dense plan first.
+
+  Example:
+    >>> plans = [Stages('variable', 0.9, 50, 10)]
+    >>> table = format_plans(plans, plans[0], tokens_per_step=100,
+    ...                      flops=lambda sparsity: 1e9 * (1 - sparsity))
+    >>> ' '.join(table.splitlines()[-1].split())
+    'variable 90.0% 50 (5,000) 10 (1,000) 1.500e+10 25.0% *'
+  """
+  steps = chosen.sparse_steps + chosen.dense_steps
+  dense = Stages('dense', 0.0, 0, steps)
+  others = [plan for plan in plans if plan != dense]
+  time = f'{"time":>12}' if seconds else ''
+  lines = [
+      f'{"plan":<9}{"sparsity":>10}{"sparse steps (tokens)":>28}'
+      f'{"dense steps (tokens)":>28}{"FLOPs":>12}{"of dense":>10}{time}'
+  ]
+  for plan in (dense, *others):
+    total = plan.total(flops)
+    time = f'{views.duration(plan.total(seconds)):>12}' if seconds else ''
+    stage = lambda n: f'{n:,} ({n * tokens_per_step:,})'
+    lines.append(
+        f'{plan.kind:<9}{_percent(plan.sparsity):>10}'
+        f'{stage(plan.sparse_steps):>28}{stage(plan.dense_steps):>28}'
+        f'{total:>12.3e}{total / dense.total(flops):>10.1%}{time}'
+        + (' *' if plan == chosen else '')
+    )
+  return '\n'.join(lines)
+
+
+def _percent(sparsity: float) -> str:
+  text = f'{100 * sparsity:.2f}'
+  return (text[:-1] if text.endswith('0') else text) + '%'
 
 
 def _longest_dense_stage(
