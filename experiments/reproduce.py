@@ -2,17 +2,19 @@
 
   python -m experiments.reproduce --scale=fair --data=DIR
   python -m experiments.reproduce --scale=flops --data=DIR
+  python -m experiments.reproduce --scale=llama --data=DIR
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
 
 --scale: `smoke` takes minutes and gives no verdicts; `fair` takes a night on
-two cores; `flops`, sparse against dense at equal FLOPs, takes two. DIR contains
-books/, e2e/ and webnlg17/, which you provide; smoke reads Python's standard
-library. PROTOCOL.md and PROTOCOL-2.md in experiments/results, written before
-the runs, define the comparisons and when a claim holds. Runs are written to
---workdir and trained one on each core; if stopped or killed, the same command
-continues, and finished runs are not trained again. The table, results.json and
-figures are written to --output. --report writes them from the runs finished so
-far.
+two cores; `flops`, sparse against dense at equal FLOPs, takes two; `llama`,
+dynamic sparsity and the size of the fine-tuning set, takes two core-hours and
+gives no verdicts. DIR contains books/, e2e/ and webnlg17/, which you provide;
+smoke reads Python's standard library. The files PROTOCOL*.md in
+experiments/results, written before the runs, define the comparisons and when a
+claim holds. Runs are written to --workdir and trained one on each core; if
+stopped or killed, the same command continues, and finished runs are not trained
+again. The table, results.json and figures are written to --output. --report
+writes them from the runs finished so far.
 
 --table: the configs of a run and of the runs it started from decide which cells
 it fills. Scores are read from the JSON files of experiments.evaluate --output

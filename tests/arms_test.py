@@ -34,7 +34,9 @@ from spdf_jax.training import metrics
 
 pytestmark = pytest.mark.papers
 
-FAIR, FLOPS = scales.SCALES['fair'], scales.SCALES['flops']
+FAIR, FLOPS, LLAMA = (
+    scales.SCALES[name] for name in ('fair', 'flops', 'llama')
+)
 SCALE = dataclasses.replace(
     scales.SCALES['smoke'], claims=FAIR.claims,
     sizes={
@@ -42,6 +44,13 @@ SCALE = dataclasses.replace(
         'large': scales.Size(32, (1e-2,)),
     },
     tasks=dict.fromkeys(('task', 'hard'), ('jsonl', '', 1)),
+)
+SMALL_LLAMA = dataclasses.replace(
+    LLAMA, corpus='', layers=1, length=48, tune_steps=12, batches=4,
+    sizes={
+        name: dataclasses.replace(size, width=32 if name else 16)
+        for name, size in LLAMA.sizes.items()
+    },
 )
 INIT, RIGL, SET = Arm('init'), Arm('rigl', 0.9), Arm('set', 0.9)
 PRUNED, LONGER = Arm('pruned', 0.75), Arm('longer')
@@ -58,7 +67,7 @@ def entries_of(scale):
 @pytest.fixture(scope='module')
 def tasks(tmp_path_factory):
   folder = tmp_path_factory.mktemp('tasks')
-  for task in SCALE.tasks:
+  for task in (*SCALE.tasks, *list(LLAMA.tasks)[1:]):
     (folder / task).mkdir()
     for split in ('train', 'validation', 'test'):
       files.write_atomically(folder / task / f'{split}.jsonl', ''.join(
@@ -225,14 +234,15 @@ def test_phases_of_the_scale_fair_are_those_of_the_protocol():
     assert phase.learning_rate.final_fraction == 0
 
 
-@pytest.mark.parametrize('arm', [
-    entry.arm for entry in entries_of(SCALE)
-], ids=lambda arm: arm.name)
-def test_every_arm_of_every_claim_can_be_run(tasks, arm):
-  steps = SCALE.steps(arm)
+@pytest.mark.parametrize('scale, arm', [
+    (scale, entry.arm) for scale in (SCALE, SMALL_LLAMA)
+    for entry in entries_of(scale)
+], ids=lambda value: getattr(value, 'name', ''))
+def test_every_arm_of_every_claim_can_be_run(tasks, scale, arm):
+  steps = scale.steps(arm)
   if arm.method in ROUNDS:
-    steps = SCALE.rounds * round(SCALE.round_share * steps)
-  assert run_of(arm, tasks).plan.total_steps == steps
+    steps = scale.rounds * round(scale.round_share * steps)
+  assert run_of(arm, tasks, scale=scale).plan.total_steps == steps
 
 
 @pytest.mark.parametrize('name', scales.SCALES)
@@ -261,7 +271,7 @@ def test_scales_have_what_their_claims_need(name):
 
 def test_claims_of_an_arm_that_no_block_trains_are_refused():
   scale = dataclasses.replace(FAIR, claims=('f',))
-  with pytest.raises(ValueError, match='need granet-80, rigl-80, which this'):
+  with pytest.raises(ValueError, match='need granet-80_large, rigl-80_large'):
     entries_of(scale)
 
 
@@ -323,29 +333,63 @@ def test_the_protocol_states_margins_and_seeds_of_primary_claims():
     assert int(rows[key][2]) == min(seeds[arm] for arm in CLAIMS[key].arms)
 
 
-def test_the_second_protocol_states_its_sizes():
-  rows = {row[0]: row[1:] for row in rows_of(FLOPS, 7)}
-  for name in FLOPS.sizes:
-    model = FLOPS.model(name)
+@pytest.mark.parametrize('scale', [FLOPS, LLAMA], ids=['flops', 'llama'])
+def test_the_other_protocols_state_their_sizes(scale):
+  rows = {row[0]: row[1:] for row in rows_of(scale, 7)}
+  for name in scale.sizes:
+    model = scale.model(name)
     assert rows[name or 'main'] == [
         f'{number:,}' for number in (
             model.d_model, model.n_heads, model.d_ff, scales.parameters(model),
-            FLOPS.batch(name), FLOPS.steps(Arm('dense', size=name)),
+            scale.batch(name), scale.steps(Arm('dense', size=name)),
         )
     ]
 
 
-def test_the_second_protocol_states_margins_and_seeds_of_all_claims():
-  seeds = {entry.arm: entry.seeds for entry in entries_of(FLOPS)}
+@pytest.mark.parametrize('scale', [FLOPS, LLAMA], ids=['flops', 'llama'])
+def test_the_other_protocols_state_margins_and_seeds_of_all_claims(scale):
+  seeds = {entry.arm: entry.seeds for entry in entries_of(scale)}
   stated = []
-  for family, keys, _, margin, number in rows_of(FLOPS, 5)[2:]:
+  for family, keys, _, margin, number in rows_of(scale, 5)[2:]:
     for key in keys.split(', '):
       claim = CLAIMS[key]
       stated.append(key)
       assert claim.family == family, key
       assert {c.margin for c in claim.comparisons} == {float(margin)}
       assert int(number) == min(seeds[arm] for arm in claim.arms)
-  assert stated == list(FLOPS.claims)
+  assert stated == list(scale.claims)
+
+
+def test_dynamic_arms_of_the_llama_differ_by_their_masks_alone():
+  arms = list(map(scales.at_80, ('static', 'set', 'rigl', 'granet')))
+  configs = [
+      create_config(Job(arm, {'rate': 8e-3}, 1), LLAMA, 'x', 'tasks').to_dict()
+      for arm in arms
+  ]
+  algorithms = [
+      resolve(config['phases']['pretrain'].pop('algorithm'), LLAMA.steps(arm))
+      for arm, config in zip(arms, configs)
+  ]
+  assert all(config == configs[0] for config in configs)
+  model = configs[0]['model']
+  assert (model['preset'], model['d_model']) == ('llama-1.3b', 96)
+  assert configs[0]['phases']['pretrain']['batch_size'] == 2
+  assert [a['name'] for a in algorithms] == ['static', 'set', 'rigl', 'rigl']
+  assert [a['sparsity'] for a in algorithms[:3]] == [0.8] * 3
+  rise = algorithms[3]['sparsity']
+  assert (rise['initial'], rise['final'], rise['steps']) == (0.5, 0.8, 1549)
+  assert [a['update_every'] for a in algorithms[1:]] == [103] * 3
+
+
+def test_shares_of_a_task_are_nested_and_read_for_equal_steps(tasks):
+  every = {name: n for name, (_, _, n) in LLAMA.tasks.items()}
+  assert every == {'task': 1, 'quarter': 4, 'sixteenth': 16}
+  entries = {entry.arm.folder: entry for entry in entries_of(LLAMA)}
+  for method in ('dense', 'static-75'):
+    whole, *others = (entries[f'{method}+{name}'].arm for name in every)
+    assert whole.rate_of is None
+    assert [arm.rate_of for arm in others] == [whole] * 2
+    assert {LLAMA.steps(arm) for arm in (whole, *others)} == {450}
 
 
 @pytest.mark.parametrize('size', ['', 'w64', 'w96'])

@@ -192,7 +192,9 @@ def test_a_measure_that_a_run_misses_is_named():
 GOOD = {
     'static-50': 0.03, 'static-75': 0.08, 'static-90': 0.18,
     'static-75_small': 0.5, 'static-75_large': 0.02, 'set-90': 0.16,
-    'rigl-90': 0.14, 'rigl-80': 0.1, 'granet-80': 0.05,
+    'rigl-90': 0.14, 'rigl-80_large': 0.1, 'granet-80_large': 0.05,
+    'set-80_large': 0.12, 'static-80_large': 0.2,
+    'static-75+quarter': 0.2, 'static-75+sixteenth': 0.4,
     'variable-90': 0.05, 'pruned-75': -0.003, 'static-50+task': 0.01,
     'static-75+task': 0.03, 'static-75+task-sparse': 0.3,
     'variable-90+task': 0.01, 'dense_large+task': -0.3, 'static-75+hard': 0.4,

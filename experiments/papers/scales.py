@@ -437,6 +437,50 @@ FLOPS = dataclasses.replace(
     scored=True,
 )
 
+SHARES = {'task': 1, 'quarter': 4, 'sixteenth': 16}
+"""Tasks of the scale llama: E2E, every fourth pair, and every sixteenth."""
+
+
+def on_share(arm: Arm, task: str) -> Arm:
+  """Returns the fine-tuning on a task of `SHARES`, at the rate of all pairs."""
+  return tuned(arm, task, rate_of=None if task == 'task' else tuned(arm))
+
+
+def at_80(method: str) -> Arm:
+  """Returns an arm of 80 % sparsity at the large size."""
+  return Arm(method, 0.8, size='large')
+
+
+LLAMA = dataclasses.replace(
+    FAIR,
+    claims=('f', 'e-80', 'set-size', 'h-size'),
+    blocks=(
+        Block(tuple(map(at_80, ('static', 'set', 'rigl', 'granet'))), 3),
+        Block((
+            DENSE, STATIC_75, dataclasses.replace(CONTROL, rate_of=STATIC_75),
+        ), 3),
+        Block(tuple(
+            on_share(arm, task) for task in SHARES for arm in (DENSE, STATIC_75)
+        ), 3),
+        Block((sized(DENSE, 'large'), tuned(sized(DENSE, 'large'))), 3),
+    ),
+    sizes={
+        '': Size(64, (8e-3, 1.6e-2, 3.2e-2), rotary=True),
+        'large': Size(
+            96, (8e-3, 1.6e-2, 3.2e-2), rotary=True, tokens_of=''
+        ),
+    },
+    batch_size=2,
+    micro_batches=1,
+    tokens_per_parameter=5,
+    tune_steps=450,
+    tasks={name: ('e2e', 'e2e', every) for name, every in SHARES.items()},
+    demonstration=True,
+    protocol='PROTOCOL-3.md',
+    tuning_seeds=(1, 2, 3),
+    spread=0.03,
+)
+
 SCALES = {
     'smoke': dataclasses.replace(
         FAIR, claims=('a', 'd-ft', 'e', 'g1', 'h'),
@@ -452,5 +496,6 @@ SCALES = {
     ),
     'fair': FAIR,
     'flops': FLOPS,
+    'llama': LLAMA,
 }
-"""Scales by name: for CI, and for nights on two cores."""
+"""Scales by name: for CI, for nights on two cores, and for two core-hours."""
