@@ -185,6 +185,19 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path, changes, message):
     finished.read_finished([str(tmp_path / 'a'), str(tmp_path / 'b')])
 
 
+@pytest.mark.parametrize('results, message', [
+    ({'runs': []}, 'results.json is not of experiments.reproduce; give'),
+    (
+        {'scale': 'fair', 'identity': {'data': {'corpus': 'abc'}}, 'runs': {}},
+        'has no finished pre-training of a GPT; give workdirs',
+    ),
+])
+def test_results_without_pre_trainings_are_refused(tmp_path, results, message):
+  (tmp_path / 'results.json').write_text(json.dumps(results))
+  with pytest.raises(ValueError, match=message):
+    finished.read_finished([str(tmp_path)])
+
+
 @pytest.mark.papers
 def test_results_of_reproduce_are_read_at_their_chosen_rates():
   path = RESULTS / 'claims-fair'

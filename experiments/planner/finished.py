@@ -51,13 +51,18 @@ def read_finished(folders: Sequence[str]) -> tuple[list[Point], Setting]:
 
   Raises:
     FileNotFoundError: a folder has neither a run nor results.
-    ValueError: a run is not finished or does not start from scratch, or runs
-      read different data.
+    ValueError: a run is not finished or does not start from scratch, runs read
+      different data, or there are none.
   """
   found = []
   for folder in folders:
     path = pathlib.Path(folder, 'results.json')
     found += _read_results(path) if path.exists() else [_read_workdir(folder)]
+  if not found:
+    raise ValueError(
+        f'runs={",".join(folders)} has no finished pre-training of a GPT; give '
+        'workdirs, or results of experiments.reproduce.'
+    )
   different = sorted({setting.data for _, setting in found})
   if len(different) > 1:
     raise ValueError(
