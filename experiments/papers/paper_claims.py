@@ -171,7 +171,9 @@ _ALL = (
         'set-size', 'the loss at 75 % is smaller after fine-tuning on more '
         'pairs', f'{_SPDF}, section 2.1, hypothesis 2',
         tuple(
-            claims.smaller_gap(_gap_on(more), _gap_on(fewer), arms.TUNED)
+            claims.smaller_gap(
+                _gap_on(more), _gap_on(fewer), arms.TUNED
+            )._replace(text=f'static-75 - dense on {more} below on {fewer}')
             for more, fewer in itertools.pairwise(scales.SHARES)
         ),
         claims.SECONDARY,

@@ -477,8 +477,8 @@ LLAMA = dataclasses.replace(
     tasks={name: ('e2e', 'e2e', every) for name, every in SHARES.items()},
     demonstration=True,
     protocol='PROTOCOL-3.md',
+    batches=24,
     tuning_seeds=(1, 2, 3),
-    spread=0.03,
 )
 
 SCALES = {
