@@ -1,7 +1,6 @@
 """Common parts of configs: their argument, and algorithms by name."""
 
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import re
 from typing import Any
 

@@ -40,8 +40,7 @@ of the phase before it, so it must have been part of the first launch.
 corpus, and compares them with the digests that were saved with them.
 """
 
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import os
 import pathlib

@@ -13,8 +13,7 @@ Prints the extremes of the changes over those at the base; coordinates.json and
 coordinates.png in --output have all of them.
 """
 
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import functools
 import pathlib
 import re

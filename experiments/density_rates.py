@@ -10,8 +10,7 @@ rates.png the figure. If stopped, the same command continues.
 """
 
 import collections
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import functools
 import itertools
 import pathlib

@@ -11,14 +11,10 @@ most seeds, and of those the one with the lowest loss. `all` draws every figure
 that these runs suffice for, and prints which it left out, and why.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import os
 import pathlib
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 

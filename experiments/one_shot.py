@@ -10,9 +10,7 @@ itself. table.md, results.json and perplexity.png in the workdir have the
 perplexities on the validation split. If stopped, the same command continues.
 """
 
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import functools
 import pathlib
 from typing import Any

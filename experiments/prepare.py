@@ -27,8 +27,7 @@ To print the sizes of a fine-tuning task's splits:
 from collections.abc import Callable
 import os
 import time
-from typing import Any
-from typing import TextIO
+from typing import Any, TextIO
 
 from absl import app
 from absl import flags

@@ -1,7 +1,6 @@
 """One-shot pruning of imported models, for `experiments.convert --prune`."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import os
 import pathlib
 

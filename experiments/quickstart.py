@@ -9,9 +9,7 @@ phase and writes report.md with plots. If killed, the same command continues
 where it stopped.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 import functools
 import pathlib
 import time

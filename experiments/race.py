@@ -20,8 +20,7 @@ the final validation losses, their differences from the first config, paired by
 seed, with 95 % intervals, and the loss over the budget.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
 import json
@@ -30,8 +29,7 @@ import os
 import pathlib
 import re
 import statistics
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import app
 from absl import flags

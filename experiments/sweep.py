@@ -19,8 +19,7 @@ its runs continue on another. --index=N trains only the Nth run, as a job of an
 array does; without it the same command then ranks the points.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses

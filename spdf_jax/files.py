@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files and folders: replaced, locked, private, sealed, and URLs refused."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import hashlib
 import json

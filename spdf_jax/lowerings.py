@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Primitives with a reference lowering and registered lowerings by name."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 from typing import Any
 

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions by the names and arguments that users give."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import difflib
 import functools
 import importlib
 import inspect
-from typing import Any
-from typing import cast
-from typing import TypeVar
+from typing import Any, cast, TypeVar
 
 T = TypeVar('T')
 F = TypeVar('F', bound=Callable[..., Any])

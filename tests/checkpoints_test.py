@@ -7,8 +7,7 @@ import logging
 import pathlib
 import re
 import shutil
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

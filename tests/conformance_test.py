@@ -7,8 +7,7 @@ compiled and trained once, and the tests then check that run.
 
 import functools
 import re
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -4,8 +4,7 @@ Shared by the tests of what holds for all algorithms.
 """
 
 from collections.abc import Callable
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -7,8 +7,7 @@ kernels in another phase has a branch in its dense steps, unless it stores kept
 values only: the row of 0 % zeros.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import re
 from typing import Any
 

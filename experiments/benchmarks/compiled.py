@@ -4,8 +4,7 @@ from collections.abc import Callable
 import math
 import re
 import time
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

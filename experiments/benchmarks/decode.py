@@ -13,8 +13,7 @@ installed. The larger width needs some 16 GiB of memory, 22 with PyTorch.
 from collections.abc import Iterator
 import dataclasses
 import logging
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -11,8 +11,7 @@ generation by GPT-2 Small with a cache. GPT-3 XL needs some 50 GiB of memory,
 for two states at a time.
 """
 
-from collections.abc import Generator
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 import dataclasses
 import functools
 

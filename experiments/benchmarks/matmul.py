@@ -9,8 +9,7 @@ to AVX-512, as means over layers and numbers of tokens.
 one thread.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import functools
 from typing import NamedTuple
 

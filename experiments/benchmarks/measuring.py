@@ -1,13 +1,9 @@
 """Measurements: interleaved timings, bootstrap intervals and verdicts."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import math
 import time
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np

@@ -13,10 +13,7 @@ such target. The optimizer's program has scratch of at most 0.65 of its state
 beyond the dense one's, and no copy of the state. A run compiles once.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import concurrent.futures
 import functools
 import multiprocessing

@@ -15,8 +15,7 @@ Without PyTorch the suite is skipped with a warning. jaxpruner is not measured:
 it calls `jax.tree_map`, which current versions of JAX no longer have.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
 import logging

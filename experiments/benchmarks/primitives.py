@@ -5,8 +5,7 @@ forward, and forward with both gradients. Target: at most 1.02 of the einsum's
 time, and no more memory.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import functools
 from typing import NamedTuple
 

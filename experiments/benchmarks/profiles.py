@@ -9,8 +9,7 @@ share of the cores' time that no thread of the process uses, without the
 profiler.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import pathlib
 import re
 import tempfile

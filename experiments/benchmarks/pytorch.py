@@ -4,8 +4,7 @@ The model computes the same function as `plain_gpt`, as a user of PyTorch writes
 it. PyTorch is imported when it is used; it is not among the extras.
 """
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import importlib.metadata
 import importlib.util
 from typing import Any

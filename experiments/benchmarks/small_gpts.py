@@ -1,13 +1,9 @@
 """Small GPTs for measurements: models, batches and compiled programs."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax

@@ -6,8 +6,7 @@ and takes at most 8 bytes of scratch per score; a random mask is at least 6
 times faster than the argsort of uniform random numbers.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp

@@ -20,8 +20,7 @@ take at most 6.5 bytes per weight at 75 %, and 2.7 at 90 %; dense arrays take
 13.
 """
 
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np

@@ -1,8 +1,6 @@
 """Console of the commands: output, logging, errors and exit status."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 import logging as standard_logging
 import os
 import sys

@@ -1,8 +1,7 @@
 """Text of a plan, as `--dry_run` prints it."""
 
 import collections
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import itertools
 import math
 import re

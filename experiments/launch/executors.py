@@ -1,8 +1,6 @@
 """Executors of runs: this machine, or the nodes of a Ray cluster."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 import concurrent.futures
 import contextlib
 import fcntl
@@ -12,8 +10,7 @@ import socket
 import sys
 import tempfile
 import time
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 

@@ -1,16 +1,14 @@
 """Grid over fields of a config: its points, their training and ranking."""
 
 import ast
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import itertools
 import json
 import logging
 import math
 import pathlib
 import statistics
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 

@@ -1,7 +1,6 @@
 """Report of arms: outcomes of the judging seeds, and tables of them."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 

@@ -1,7 +1,6 @@
 """Figure of claims: the arms' losses, and the claimed differences."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 

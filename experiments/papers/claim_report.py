@@ -1,7 +1,6 @@
 """Report of claims: tables, and the numbers behind them as JSON."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 

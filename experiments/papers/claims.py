@@ -4,8 +4,7 @@ Lower is better in all measures: losses in nats, perplexities and cosine
 distances.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.papers import paired

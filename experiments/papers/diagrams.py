@@ -1,8 +1,7 @@
 """Diagrams of a mask, of SPDF and of Variable SPDF on small networks."""
 
 from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 

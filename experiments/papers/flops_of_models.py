@@ -1,9 +1,7 @@
 """FLOPs of models and recipes: inference, phases, shares of fine-tuning."""
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from experiments.papers import computed_flops
 from experiments.papers import published_flops as published

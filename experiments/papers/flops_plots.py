@@ -1,8 +1,7 @@
 """Plots of the papers' FLOPs: bars by phase, and reduction over model size."""
 
 from collections.abc import Mapping
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.papers import computed_flops
 from experiments.papers import printed_numbers

@@ -10,8 +10,7 @@ small difference between arms does not measure sparsity, and the claims that
 depend on the gate get no verdict.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import math
 import statistics
 from typing import NamedTuple

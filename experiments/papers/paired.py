@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 import math
 import statistics
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _CONFIDENCE = 0.95
 

@@ -1,14 +1,10 @@
 """Pool of runs: their dependencies, the tuning of arms, and their execution."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import concurrent.futures
 import math
 import statistics
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.launch.grid import points
 from experiments.launch.grid import run_name

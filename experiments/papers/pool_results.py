@@ -1,7 +1,6 @@
 """Results of a pool: outcomes, findings on the claims, and a figure."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import pathlib
 from typing import Any

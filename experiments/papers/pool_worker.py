@@ -1,8 +1,6 @@
 """One run of experiments.reproduce, in a worker process."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import logging
 import math
@@ -10,8 +8,7 @@ import os
 import pathlib
 import sys
 import time
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np

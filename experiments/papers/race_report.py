@@ -1,12 +1,10 @@
 """Report of a race: table, results and figure."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import pathlib
 import statistics
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.papers import arms
 from experiments.papers import json_files

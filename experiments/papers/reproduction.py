@@ -1,7 +1,6 @@
 """Reproduction of the papers' claims at a scale: runs and results."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import functools
 import os
 import pathlib

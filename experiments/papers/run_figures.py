@@ -1,7 +1,6 @@
 """Figures of finished runs: selection of the runs that each shows."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import math
 from typing import Any
 

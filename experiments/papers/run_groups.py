@@ -1,15 +1,11 @@
 """Groups of finished runs, the seeds of one config, and their labels."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import math
 import pathlib
 import statistics
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.scores.scored_runs import ScoredRun
 from experiments.scores.scored_runs import Scores

@@ -1,7 +1,6 @@
 """Parameter subspaces: rotation of the hidden matrices by training."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import csv
 import io
 import pathlib

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plots of training over steps: pruning rounds, algorithms and sparsity."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import statistics
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spdf_jax.runs import markdown
 from spdf_jax.runs import plots

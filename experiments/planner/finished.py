@@ -1,7 +1,6 @@
 """Finished pre-trainings, to which scaling laws are fitted."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import pathlib
 from typing import NamedTuple
 

@@ -1,11 +1,9 @@
 """Sparse scaling laws: forms, fits, held-out errors and resamples."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import itertools
 import statistics
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 

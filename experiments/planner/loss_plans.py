@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 

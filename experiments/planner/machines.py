@@ -1,8 +1,6 @@
 """Time of a training step by sparsity: modeled, lower bound, or measured."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import os
 import time

@@ -1,7 +1,6 @@
 """The sparsity and the lengths of two stages within a budget."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import math
 from typing import NamedTuple
 

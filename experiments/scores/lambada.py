@@ -1,7 +1,6 @@
 """LAMBADA: prediction of the last word of a passage, by two protocols."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import functools
 import json
 import math

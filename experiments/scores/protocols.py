@@ -1,8 +1,6 @@
 """Protocols: definitions of the text metrics in published tables."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import os

@@ -1,13 +1,10 @@
 """Scored runs: workdirs found on disk, with their scores."""
 
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import json
 import os
 import pathlib
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.scores.sheets import Settings
 from spdf_jax.runs.ancestry import Ancestry

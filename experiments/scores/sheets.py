@@ -1,13 +1,11 @@
 """Score sheets: scores of a model with their protocols, as tables and JSON."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 import pathlib
 import statistics
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spdf_jax.runs import markdown
 

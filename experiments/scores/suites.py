@@ -1,14 +1,11 @@
 """Suites of the harness: tasks, shots and metrics of published tables."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import os
 from pathlib import Path
 import re
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spdf_jax import evaluation
 from spdf_jax import extras

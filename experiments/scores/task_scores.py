@@ -1,8 +1,6 @@
 """Scoring of models on named tasks, each by its protocols."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import logging
 import pathlib

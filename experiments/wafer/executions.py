@@ -1,12 +1,10 @@
 """Executed against costed: events on the emulated wafer and their costs."""
 
 import argparse
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import inspect
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,6 @@
 """Times of a program over sparsities, systems and numbers of the device."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 import jax

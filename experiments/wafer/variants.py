@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.wafer import validation
 from experiments.wafer.validation import Training

@@ -15,8 +15,7 @@ platform.
 """
 
 import functools
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import Primitive

@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Costs of a plan: FLOPs of phases, spans of constant sparsity, and totals."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import re
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

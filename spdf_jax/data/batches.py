@@ -2,13 +2,11 @@
 """Batches: the schedule of permuted blocks over the steps of a plan."""
 
 import bisect
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import hashlib
 import math
 import operator
-from typing import NamedTuple
-from typing import Protocol
+from typing import NamedTuple, Protocol
 import zlib
 
 import numpy as np

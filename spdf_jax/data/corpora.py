@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Corpora by name, tokenized once and then memory-mapped."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import hashlib
 import json
@@ -14,9 +11,7 @@ import os
 from pathlib import Path
 import shutil
 import time
-from typing import Any
-from typing import final
-from typing import get_args
+from typing import Any, final, get_args
 import uuid
 
 from spdf_jax import extras

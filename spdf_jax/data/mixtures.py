@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures: several sources, weighted and read as one."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
 import json

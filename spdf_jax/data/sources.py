@@ -3,12 +3,7 @@
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Any
-from typing import ClassVar
-from typing import final
-from typing import NamedTuple
-from typing import NoReturn
-from typing import Protocol
+from typing import Any, ClassVar, final, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 

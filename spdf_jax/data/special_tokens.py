@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Special tokens of a model, as its own files state them."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import logging
 from pathlib import Path
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spdf_jax import files
 

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token files: flat arrays of token ids on disk."""
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
-from typing import final
+from typing import Any, final
 import zlib
 
 import numpy as np

@@ -2,10 +2,7 @@
 """Tokenizers, which convert text to token ids and back."""
 
 import base64
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import hashlib
 import json
@@ -13,10 +10,7 @@ import logging
 import os
 import re
 import types
-from typing import Any
-from typing import final
-from typing import Literal
-from typing import Protocol
+from typing import Any, final, Literal, Protocol
 
 from spdf_jax import extras
 from spdf_jax.data.special_tokens import SpecialTokens

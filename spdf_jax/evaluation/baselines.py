@@ -5,10 +5,8 @@ References:
   MacKay and Peto 1995, "A hierarchical Dirichlet language model".
 """
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

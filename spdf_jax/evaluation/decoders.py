@@ -2,8 +2,7 @@
 """Incremental decoding: models with a cache of keys and values."""
 
 import dataclasses
-from typing import Any
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 from jax.experimental import multihost_utils

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generation: continuation of prompts, in batches or as a stream of tokens."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 import functools
 from typing import Any
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """EleutherAI's harness (lm-eval) on models in JAX, without PyTorch."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Likelihood of continuations, in batches of few shapes."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import functools
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

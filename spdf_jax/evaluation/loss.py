@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loss of a language model on batches: nats, perplexity, bits per byte."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 import functools
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

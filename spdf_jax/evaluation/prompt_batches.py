@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts of different lengths, packed into batches of few shapes."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import logging
 import time
 from typing import NamedTuple

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An evaluator of a generation task: it generates, stores and scores texts."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 import json
 import os
 import pathlib

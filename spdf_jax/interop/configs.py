@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reader and writer of a model's config.json, with checked types."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import functools
 import logging
 import reprlib
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts: the tensors of Hugging Face files, and our parameters in them."""
 
-from collections.abc import Mapping
-from collections.abc import Set
+from collections.abc import Mapping, Set
 import dataclasses
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

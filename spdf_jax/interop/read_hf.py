@@ -8,8 +8,7 @@ import logging
 import os
 import pathlib
 import re
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np

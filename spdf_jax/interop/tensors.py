@@ -6,15 +6,12 @@ A compact file has two tensors for each `w` with a mask: `w.values` and
 per value they take 28 % of the dense tensor.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 import functools
 import json
 import os
 import pathlib
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import zipfile
 
 import numpy as np

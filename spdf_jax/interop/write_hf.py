@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writer of model directories of transformers."""
 
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import json
 import os

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common parts of all decoders: sizes, layers, and axes of parameters."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 

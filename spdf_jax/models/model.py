@@ -2,8 +2,7 @@
 """The protocol of models: what training, costs and evaluation need of one."""
 
 from collections.abc import Callable
-from typing import Any
-from typing import Protocol
+from typing import Any, Protocol
 
 from spdf_jax.sparsity.selection import Where
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One-shot pruning of decoders, block by block, over calibration tokens."""
 
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import functools
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax

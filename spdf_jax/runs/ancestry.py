@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ancestry of a checkpoint: the phases of all launches that led to it."""
 
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import json
 import os
 import pathlib
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spdf_jax.costs import flops
 from spdf_jax.models import PRESETS

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lifecycle of a run, from a config to a finished workdir with a report."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import json
 import logging

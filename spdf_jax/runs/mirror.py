@@ -11,8 +11,7 @@ import shutil
 import socket
 import threading
 import time
-from typing import Any
-from typing import IO
+from typing import Any, IO
 import uuid
 
 import jax

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs read from disk: plans, metrics, generations and mask updates."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import logging
 import os
 import pathlib
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spdf_jax import files
 from spdf_jax.costs.plan_costs import Span

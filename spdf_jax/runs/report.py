@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports on finished runs: a Markdown page and its plots."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import os
 import pathlib
 from typing import Any

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statements of a report: sentences computed from runs."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import itertools
 
 from spdf_jax.runs import curves

@@ -2,8 +2,7 @@
 """Low-rank adapters, LoRA, which keep the zeros of sparse weights or not."""
 
 import functools
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

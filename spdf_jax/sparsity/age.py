@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`with_age`: bias correction of moments from each weight's own revival."""
 
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

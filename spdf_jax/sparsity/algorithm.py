@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protocol of sparse-training algorithms."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 

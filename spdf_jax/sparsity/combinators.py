@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Combinators that build algorithms from algorithms."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import fnmatch
 import functools
 import operator
-from typing import Any
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learning rates and initial weights that follow the density of each layer."""
 
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

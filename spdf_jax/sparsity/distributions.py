@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distributions of one sparsity over layers, as trees of sparsities."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import fnmatch
 import functools
 import inspect
 import math
-from typing import Any
-from typing import NamedTuple
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 

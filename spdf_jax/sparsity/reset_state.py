@@ -2,8 +2,7 @@
 """`reset_state`: a wrapper that resets optimizer state at given steps."""
 
 from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -2,8 +2,7 @@
 """Rewinding of the learning rate, or of weights, at the start of rounds."""
 
 from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

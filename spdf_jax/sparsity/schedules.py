@@ -7,13 +7,11 @@ optax in float32; under tracing, all compute in float32.
 """
 
 import bisect
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import math
 import numbers
 import operator
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

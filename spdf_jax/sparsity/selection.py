@@ -2,17 +2,13 @@
 """Selection of the sparsified leaves and of the axes of their matrices."""
 
 import collections
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import fnmatch
 import functools
 import logging
 import math
 import re
-from typing import Any
-from typing import NamedTuple
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp

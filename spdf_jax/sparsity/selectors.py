@@ -2,8 +2,7 @@
 """Ready selectors of the weight matrices to sparsify, as `where`."""
 
 import collections
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import re
 from typing import Any
 

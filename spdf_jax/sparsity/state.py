@@ -2,8 +2,7 @@
 """The state of `sparsify`, and access to it in nested optimizer states."""
 
 import functools
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -3,8 +3,7 @@
 
 from collections.abc import Iterator
 import itertools
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -6,12 +6,10 @@ units, which are kept or pruned as a whole, such as blocks, and the units into
 groups, which are ranked together and have one count.
 """
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import math
 import re
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of mask updates, in a wrapper around the optimizer."""
 
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of one checkpoint, read, checked and written."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import functools
 import logging
 import os

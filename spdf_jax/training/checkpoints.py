@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints, saved in the background and checked before a restore."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import logging
 import os
 import pathlib

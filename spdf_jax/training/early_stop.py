@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Early stopping on a metric of the evaluations, and the best of a phase."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spdf_jax.names import lookup
 

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluations during training, which may end a phase early."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import logging
 from typing import Any
 

@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fields of dataclasses, read from a mapping and checked by their types."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import json
 import math
 import types
 import typing
-from typing import Any
-from typing import ClassVar
-from typing import NoReturn
-from typing import Protocol
-from typing import TypeVar
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
 from spdf_jax.names import lookup
 

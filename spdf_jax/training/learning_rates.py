@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learning-rate schedules by name, each a warm-up and a decay."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training loop: steps, evaluations, checkpoints and a clean exit."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import logging
 import os

@@ -3,8 +3,7 @@
 
 from collections.abc import Callable
 import dataclasses
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax

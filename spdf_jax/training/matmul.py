@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products of a training step: XLA, sparse kernels, or the wafer."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device mesh, with axes for data, fully sharded and tensor parallelism."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import functools
 import math
 from typing import Any

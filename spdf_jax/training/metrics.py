@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of a run, a file of JSON lines."""
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import hashlib
 import json
 import logging
 import math
 import os
 import pathlib
-from typing import Any
-from typing import TextIO
+from typing import Any, TextIO
 
 from spdf_jax import files
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers of a plan: AdamW, or another one by its name."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import inspect

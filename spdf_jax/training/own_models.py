@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's own model, which a config names by `'package.module:function'`."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import inspect
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flax import linen as nn
 from flax import nnx

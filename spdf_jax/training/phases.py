@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phases of training, and their durations in steps, tokens or epochs."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
 import re
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs

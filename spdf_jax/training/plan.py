@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan: phases compiled into functions of the global step."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

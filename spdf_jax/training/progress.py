@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Progress of training: the line that is shown and the metrics logged."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import logging
 import math
 import sys
 import time
-from typing import Any
-from typing import TextIO
+from typing import Any, TextIO
 
 import jax
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run: its config, model, data and plan, and once open its state."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import logging

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training step, the same for all phases, and its state."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import fnmatch
 import functools

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The working directory of a run: its config, checkpoints and free space."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import itertools
@@ -12,8 +11,7 @@ import os
 import pathlib
 import re
 import shutil
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writers of metrics to dashboards, beside `metrics.jsonl`."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import logging
 import os
 import pathlib
-from typing import Any
-from typing import Protocol
+from typing import Any, Protocol
 import uuid
 
 from spdf_jax import files

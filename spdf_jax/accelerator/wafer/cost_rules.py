@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cost rules: the work of each primitive, and the space of its results."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 import math
 
 from jax.extend.core import Primitive

@@ -2,8 +2,7 @@
 """The modeled wafer: its constants, each with unit, grade and source."""
 
 import dataclasses
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -21,8 +21,7 @@ stall each other, and the slower of them determines the time.
 from collections.abc import Iterator
 import contextlib
 import functools
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Equations of a traced program: operands, known values and layer names."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 import math
 import re
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import Literal

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs: sequences of operations, independent of any device."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 

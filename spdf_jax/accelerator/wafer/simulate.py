@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulation: the cost of a JAX program on a wafer, operation by operation."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tracing: an interpreter that walks a JAX program and collects its work."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any
 import warnings

@@ -2,19 +2,14 @@
 """Documents of text files, JSON lines, Parquet and files of tokens."""
 
 import codecs
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import gzip
 import io
 import json
 from pathlib import Path
 import struct
-from typing import Any
-from typing import BinaryIO
-from typing import cast
-from typing import NamedTuple
+from typing import Any, BinaryIO, cast, NamedTuple
 import zlib
 
 import numpy as np

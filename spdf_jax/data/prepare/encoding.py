@@ -2,16 +2,14 @@
 """Parallel encoding of batches of documents to token ids."""
 
 from collections import deque
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import concurrent.futures
 import multiprocessing
 import os
 from pathlib import Path
 import re
 import threading
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 

@@ -2,10 +2,7 @@
 """Preparation of token files from documents: parallel and resumable."""
 
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
 import os
 from pathlib import Path

@@ -7,8 +7,7 @@ line, its Zstandard reader takes a truncated file for a whole one, and its
 Parquet reader holds a row group.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import functools
 import hashlib

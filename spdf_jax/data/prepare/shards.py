@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import os
 from pathlib import Path
 import re
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import zlib
 
 from spdf_jax.data import corpora

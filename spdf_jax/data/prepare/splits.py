@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits of documents into training, validation and test data."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import math
 from pathlib import Path

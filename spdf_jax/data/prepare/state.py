@@ -8,9 +8,7 @@ import logging
 import os
 from pathlib import Path
 import shutil
-from typing import Any
-from typing import BinaryIO
-from typing import final
+from typing import Any, BinaryIO, final
 import zlib
 
 from spdf_jax import files

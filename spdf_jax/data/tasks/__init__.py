@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tuning tasks by name."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import os
 
 from spdf_jax.data.tasks import data_to_text

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published tasks from data to text: E2E, WebNLG 2017 and DART."""
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import os
 from pathlib import Path
 import re

@@ -2,8 +2,7 @@
 """A task from Python signatures to the first lines of their docstrings."""
 
 import ast
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import warnings
 
 from spdf_jax.data import stdlib

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of tasks: readers, custom tasks in JSON lines, and Curation."""
 
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import csv
 import io
 import json

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tuning tasks: pairs of context and target in three splits."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
 import json
 import logging
-from typing import Any
-from typing import final
-from typing import NamedTuple
+from typing import Any, final, NamedTuple
 
 _logger = logging.getLogger(__name__)
 

@@ -2,8 +2,7 @@
 """ROUGE-L and CIDEr-D, by definitions of COCO's caption evaluation."""
 
 from collections import Counter
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import math
 
 from spdf_jax.evaluation.metrics import texts

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translation edit rates: edits and shifts per word of the reference."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np

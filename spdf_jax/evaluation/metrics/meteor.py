@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """METEOR 1.5, computed by its authors' Java program."""
 
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import os
 from pathlib import Path
 import shutil

@@ -5,8 +5,7 @@ BLEU and chrF++ are computed by sacrebleu.
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import math
 from typing import Any
 

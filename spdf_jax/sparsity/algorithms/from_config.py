@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Construction of algorithms from the plain data of a config."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import fractions
 import functools
 import inspect
 import re
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import optax
 

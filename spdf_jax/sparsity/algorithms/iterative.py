@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Iterative magnitude pruning: pruning of remaining weights, in rounds."""
 
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import itertools
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

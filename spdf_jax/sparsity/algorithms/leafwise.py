@@ -3,8 +3,7 @@
 
 from collections.abc import Callable
 import numbers
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp

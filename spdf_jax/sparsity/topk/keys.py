@@ -7,8 +7,7 @@ scratch memory per value of the whole array, and it does not follow the sharding
 of the array.
 """
 
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
