@@ -171,6 +171,28 @@ def test_non_zeros_are_those_of_the_masks_through_scan_and_gradients():
   assert [w.kept for w in backward] == MASKS.sum(axis=(1, 2))[::-1].tolist()
 
 
+def test_blocks_have_the_flops_of_random_masks_and_wait_longer():
+  rng = np.random.default_rng(0)
+  x = jax.ShapeDtypeStruct((65 * 2048, 2048), jnp.float16)
+  w = jax.ShapeDtypeStruct((2048, 2048), jnp.float16)
+
+  def report(side):
+    shape = 2048 // side, 2048 // side
+    kept = rng.permutation(np.arange(np.prod(shape)) % 4 == 0).reshape(shape)
+    mask = kept.repeat(side, 0).repeat(side, 1)
+    return simulate(sparse_matmul, create_device('cs2'))(x, w, mask)
+
+  blocks, unstructured = report(32), report(1)
+  assert blocks.flops == unstructured.flops
+  # A dry run does not know masks: it assumes zeros at random positions.
+  planned = simulate(sparse_matmul, create_device('cs2'), sparsity=0.75)(
+      x, w, jax.ShapeDtypeStruct(w.shape, bool)
+  )
+  assert planned.flops == unstructured.flops
+  assert planned.cycles == pytest.approx(unstructured.cycles, rel=0.05)
+  assert blocks.cycles > 1.1 * unstructured.cycles
+
+
 def test_a_sparsity_replaces_masks_that_are_not_known():
   shape = jax.ShapeDtypeStruct(MASKS.shape, bool)
   report = simulate(scanned_sparse, DEVICE, sparsity=0.75)(X, WS, shape)
