@@ -15,6 +15,7 @@ import json
 import math
 import pathlib
 import sys
+from typing import Any
 
 from absl import flags
 import numpy as np
@@ -69,25 +70,23 @@ def run_suite(name: str, output: str | None, repeats: int | None) -> int:
   for key, value in found.items():
     print(f'{key:<16}  {value}')
   repeats = repeats or suite.repeats
+  report: dict[str, Any] = {
+      'suite': name, 'repeats': repeats, 'machine': found, 'rows': []
+  }
   rows: list[measuring.Row] = []
   try:
     for row in suite.measure(repeats, np.random.default_rng(0)):
       if not rows or row.case != rows[-1].case:
         print(f'measuring {row.case} …', file=sys.stderr)
       rows.append(row)
+      report['rows'].append(_as_json(row))
+      if path is not None:  # After every row, since a suite may be stopped.
+        files.write_atomically(path, json.dumps(report, indent=2) + '\n')
   except native.Unavailable as error:
     raise OSError(str(error)) from error
   print(f'\n{measuring.format_table(rows)}')
-  if path is not None:
-    report = {
-        'suite': name,
-        'repeats': repeats,
-        'machine': found,
-        'rows': [_as_json(row) for row in rows],
-    }
-    files.write_atomically(path, json.dumps(report, indent=2) + '\n')
-    if suite.plot is not None:
-      style.save(suite.plot(rows), path.with_suffix('.png'))
+  if path is not None and suite.plot is not None:
+    style.save(suite.plot(rows), path.with_suffix('.png'))
   return int(any(measuring.verdict(row) == 'missed' for row in rows))
 
 

@@ -21,7 +21,7 @@ from spdf_jax import training
 from spdf_jax.runs import style
 
 WIDTHS = 64, 128, 256, 512, 1024
-SPARSITIES = 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99
+SPARSITIES = 0.4, 0.5, 0.75, 0.9, 0.99
 LEAST = 0.97
 
 

@@ -25,6 +25,7 @@ PRIVATE = {
     'experiments/papers/pool_worker.py': 'in a folder of its own',
     'experiments/notebooks.py': 'in the sources',
     'experiments/colabs/paper_tables.py': 'in a folder that it creates',
+    'spdf_jax/runs/mirror.py': 'in a bucket',
 }
 """Why a module may create files by other means than `files`."""
 
