@@ -66,7 +66,10 @@ def measure_width(
 
 
 def plot(rows: Sequence[measuring.Row]) -> Any:
-  """Plots the ratios over sparsity, a panel per dtype and a line per width."""
+  """Plots the ratios over sparsity, a panel per dtype and a line per width.
+
+  The point at 0 is the dense step of a plan that uses kernels elsewhere.
+  """
   cases = list(dict.fromkeys(row.case for row in rows))
   dtypes = list(dict.fromkeys(case.split(', ')[1] for case in cases))
   figure = style.new_figure(8.4, 3.4)
@@ -75,9 +78,13 @@ def plot(rows: Sequence[measuring.Row]) -> Any:
     for i, case in enumerate(c for c in cases if c.endswith(dtype)):
       chosen = [row for row in rows if row.case == case]
       zeros = [int(re.match(r'\d+', row.metric)[0]) for row in chosen]
+      values = [row.value for row in chosen]
+      look = style.line_style(i)
+      # No line to dense steps: between them and the crossover nothing differs.
+      ax.plot(zeros[1:], values[1:], markersize=4, **look)
       ax.plot(
-          zeros, [row.value for row in chosen], markersize=4,
-          label=case.split(', ')[0], **style.line_style(i),
+          zeros[0], values[0], look['marker'], color=look['color'],
+          label=case.split(', ')[0], markersize=4,
       )
     ax.axhline(LEAST, color='#888888', linewidth=0.8)
     ax.set(xlabel='Zeros (%)', yscale='log')
