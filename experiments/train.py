@@ -92,7 +92,8 @@ def main(argv: list[str]) -> int:
   compilation_cache.prepare()
   if _DRY_RUN.value:
     return console.run(argv, _describe)
-  return console.run(argv, _open)
+  with contextlib.ExitStack() as stack:
+    return console.run(argv, _open, stack)
 
 
 def _describe() -> str:
@@ -105,25 +106,24 @@ def _describe() -> str:
   return dry_run.format_plan(run, name)
 
 
-def _open() -> Callable[[], str | None]:
-  """Opens the run; returns the function that trains it."""
+def _open(stack: contextlib.ExitStack) -> Callable[[], str | None]:
+  """Opens the run, and its mirror for as long as the stack is open.
+
+  Args:
+    stack: The stack that closes the mirror.
+
+  Returns:
+    The function that trains the run.
+  """
   style.check_backend()
   _join_processes()
   profiling.parse_window(_PROFILE.value, sys.maxsize)
   chosen = writers.choose_writers(_LOG_TO.value)
-  with contextlib.ExitStack() as stack:
-    if _MIRROR.value:
-      stack.enter_context(mirror.mirrored(_WORKDIR.value, _MIRROR.value))
-    run = training.Run.create(_CONFIG.value, _WORKDIR.value)
-    profile = profiling.parse_window(_PROFILE.value, run.plan.total_steps)
-    finish = functools.partial(lifecycle.finish, run.open(), chosen, profile)
-    opened = stack.pop_all()
-
-  def train() -> str | None:
-    with opened:
-      return finish()
-
-  return train
+  if _MIRROR.value:
+    stack.enter_context(mirror.mirrored(_WORKDIR.value, _MIRROR.value))
+  run = training.Run.create(_CONFIG.value, _WORKDIR.value)
+  profile = profiling.parse_window(_PROFILE.value, run.plan.total_steps)
+  return functools.partial(lifecycle.finish, run.open(), chosen, profile)
 
 
 def _join_processes() -> None:
