@@ -25,13 +25,11 @@ import numpy as np
 import optax
 
 from experiments.benchmarks import compiled
-from experiments.benchmarks import dense_training
 from experiments.benchmarks import measuring
 from experiments.benchmarks import small_gpts
 from experiments.launch import console
 import spdf_jax as spdf
 from spdf_jax import models
-from spdf_jax import training
 
 UPDATE, BETWEEN = 50, 51
 """Steps that are timed: with a mask update, and between two of them."""
@@ -143,14 +141,7 @@ def measure_case(
       case.name, 'optimizer', _LARGEST_SCRATCH, programs
   )
 
-  programs = {
-      name: small_gpts.compile_step(
-          subject, optimizer,
-          dense_training.train_step if name == 'dense'
-          else training.train_step,
-      )
-      for name, optimizer in optimizers.items()
-  }
+  programs = small_gpts.compile_steps(subject, optimizers)
   for name, program in programs.items():
     yield measuring.counted_row(
         case.name, f'{name} step: seconds to compile', program.seconds

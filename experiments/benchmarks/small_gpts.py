@@ -202,6 +202,20 @@ def compile_step(
   )
 
 
+def compile_steps(
+    subject: Subject, optimizers: Mapping[str, Any]
+) -> dict[str, compiled.Program]:
+  """Compiles the step of every optimizer; `'dense'` has one without masks."""
+  return {
+      name: compile_step(
+          subject, optimizer,
+          dense_training.train_step if name == 'dense'
+          else training.train_step,
+      )
+      for name, optimizer in optimizers.items()
+  }
+
+
 def memory_rows(
     case: str,
     kind: str,

@@ -134,14 +134,7 @@ def measure_case(
           **subject.settings,
       ),
   }
-  programs = {
-      name: small_gpts.compile_step(
-          subject, optimizer,
-          dense_training.train_step if name == 'dense'
-          else training.train_step,
-      )
-      for name, optimizer in all_optimizers.items()
-  }
+  programs = small_gpts.compile_steps(subject, all_optimizers)
   yield from _time_rows(
       case.name, 'step', _LARGEST_STEP_RATIO, programs,
       repeats * case.steps, rng,

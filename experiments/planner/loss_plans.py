@@ -70,13 +70,12 @@ def find_candidates(
         'planned; give runs of a GPT or a Llama.'
     )
   limit = np.inf if extrapolate else BEYOND
-  least, most = (
-      f([point[1:5] for point in points], axis=0) for f in (np.min, np.max)
-  )
-  if not 0 < flops <= limit * most[3]:
+  weights, zeros, lengths = laws.columns(points)
+  largest = max(point.flops for point in points)
+  if not 0 < flops <= limit * largest:
     raise ValueError(
         f'flops is {flops:.4g}, and the runs of the law have up to '
-        f'{most[3]:.4g}; give at most {BEYOND} times that, larger runs or '
+        f'{largest:.4g}; give at most {BEYOND} times that, larger runs or '
         '--extrapolate.'
     )
   head, ratio = sizes.d_model // sizes.n_heads, sizes.d_ff / sizes.d_model
@@ -92,17 +91,17 @@ def find_candidates(
     if tokens is None:
       found += [
           Candidate(model, s, flops / cost(s))
-          for s in (0.0, *sparsities) if s <= most[1]
+          for s in (0.0, *sparsities) if s <= zeros.max()
       ]
     else:
       sparsity = stages.least_sparsity(
-          lambda s, cost=cost: tokens * cost(s), flops, most[1]
+          lambda s, cost=cost: tokens * cost(s), flops, zeros.max()
       )
       found += [] if sparsity is None else [Candidate(model, sparsity, tokens)]
   found = [
       c for c in found
-      if least[0] / BEYOND <= c.weights <= BEYOND * most[0]
-      and least[2] / BEYOND <= c.tokens <= limit * most[2]
+      if weights.min() / BEYOND <= c.weights <= BEYOND * weights.max()
+      and lengths.min() / BEYOND <= c.tokens <= limit * lengths.max()
   ]
   if not found:
     raise ValueError(
