@@ -168,6 +168,15 @@ def test_evaluation_generation_and_optimizers_are_lowered(
   assert_is_of(platform, found, devices)
 
 
+def test_generation_by_scanned_layers_has_the_products_of_one_layer():
+  products = []
+  for layers in (2, 4):
+    run = make_run(model__scan_layers=True, model__n_layers=layers)
+    text = exported(generating(run), 'cuda').mlir_module()
+    products.append(text.count('dot_general'))
+  assert products[0] == products[1] > 0
+
+
 @pytest.mark.ci
 def test_native_kernels_of_a_traced_step_are_for_cpus_only():
   run = make_run(

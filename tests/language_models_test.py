@@ -185,6 +185,26 @@ def test_the_commands_convert_generate_and_evaluate(tmp_path):
   assert 'wikitext' in tables[0] and tables[0] == tables[1] == tables[2]
 
 
+@pytest.mark.parametrize('format', ['dense', 'compact'])
+def test_on_gpus_matrices_stay_dense_and_layers_are_scanned(
+    format, tmp_path, monkeypatch
+):
+  params = save(tmp_path / 'hf')
+  rewrite(tmp_path / 'hf', tmp_path / 'new', format=format)
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  opened = language_models.open_listed(str(tmp_path / 'new'), dtype='bfloat16')
+  monkeypatch.undo()
+  found = opened.params['h']['mlp']['wo']['kernel']
+  assert opened.module.config.scan_layers and found.dtype == jnp.bfloat16
+  for layer in range(CONFIG.n_layers):
+    kernel = params[f'h_{layer}']['mlp']['wo']['kernel']
+    np.testing.assert_array_equal(found[layer], kernel.astype(jnp.bfloat16))
+  assert opened.params['wte']['embedding'].dtype == jnp.float32
+  assert jnp.isfinite(
+      opened.subject.apply_fn(opened.params, jnp.arange(4)[None])
+  ).all()
+
+
 def test_matrices_with_few_pruned_weights_stay_dense(tmp_path):
   save(tmp_path, sparsity=0.6)
   kernel_of = lambda model: model.params['h_0']['mlp']['wi']['kernel']

@@ -1,14 +1,15 @@
 """Training and generation of GPT-2 Small and GPT-3 XL on one large GPU.
 
-Steps in bfloat16 with rematerialized layers and a loss in chunks: dense, with a
-static mask of 75 % zeros, and with RigL. GPUs multiply zeros, so the question
-is what masks cost. Target: a step with a static mask takes at most 1.02 of a
-dense one. The model's FLOPs, without those computed again in the backward pass,
-are given as a share of the rate of matrix products measured in the same run.
+Steps in bfloat16 with a loss in chunks, with and without rematerialized layers:
+dense, with a static mask of 75 % zeros, and with RigL. GPUs multiply zeros, so
+the question is what masks cost. Target: a step with a static mask takes at most
+1.02 of a dense one. The model's FLOPs, without those computed again in the
+backward pass, are given as a share of the rate of matrix products measured in
+the same run.
 
 After that, exact top-k against the two sorts that JAX offers, and greedy
-generation by GPT-2 Small with a cache. GPT-3 XL needs some 50 GiB of memory,
-for two states at a time.
+generation by GPT-2 Small with a cache, its layers in a loop and scanned. GPT-3
+XL needs some 50 GiB of memory, for two states at a time.
 """
 
 from collections.abc import Generator, Iterator
@@ -37,29 +38,32 @@ _PRODUCTS = 10
 """Matrix products in one call, so that launches take no time."""
 _RIGL = optimizer.ALGORITHMS['rigl']
 _LOSS = training.Loss(chunk=128)
-_SAVING = dict(dtype='bfloat16', remat='full', scan_layers=True)
 _WARMUPS = 2
 
 
 def _case(
-    preset: str, batch_size: int, length: int, attention: str
+    preset: str, batch_size: int, length: int, attention: str, remat: str
 ) -> small_gpts.Case:
-  sizes = dataclasses.asdict(models.PRESETS[preset]) | _SAVING
+  sizes = dataclasses.asdict(models.PRESETS[preset]) | dict(
+      dtype='bfloat16', scan_layers=True, attention=attention, remat=remat
+  )
   return small_gpts.Case(
-      f'{preset}, {attention} attention, {batch_size} x {length} tokens',
-      sizes | dict(attention=attention), batch_size, length, 1, 0,
+      f'{preset}, {attention} attention, remat {remat}, '
+      f'{batch_size} x {length} tokens', sizes, batch_size, length, 1, 0,
   )
 
 
 STEPS = (
-    _case('gpt2-small', 16, 1024, 'xla'),
-    _case('gpt2-small', 16, 1024, 'cudnn'),
-    _case('gpt3-xl', 8, 2048, 'cudnn'),
+    _case('gpt2-small', 16, 1024, 'xla', 'full'),
+    _case('gpt2-small', 16, 1024, 'cudnn', 'full'),
+    _case('gpt2-small', 16, 1024, 'cudnn', 'none'),
+    _case('gpt3-xl', 8, 2048, 'cudnn', 'full'),
 )
 GENERATION = tuple(
     small_gpts.Case(
-        'gpt2-small', dict(dtype='bfloat16'), batch_size, 256, 1, 0
+        name, dict(dtype='bfloat16', scan_layers=scanned), batch_size, 256, 1, 0
     )
+    for name, scanned in (('gpt2-small', False), ('scanned gpt2-small', True))
     for batch_size in (1, 16)
 )
 PRODUCT = 8192
@@ -223,7 +227,8 @@ def measure_generation(
   seconds = measuring.interleave(
       [compiled.repeated(program)], repeats, warmups=_WARMUPS
   ).wall[0]
+  name = f'{case.name}, generation, {case.batch_size} sequences'
+  yield measuring.counted_row(name, 'seconds to compile', program.seconds)
   yield measuring.sampled_row(
-      f'{case.name}, generation, {case.batch_size} sequences',
-      'tokens/s', case.batch_size * model.TOKENS / seconds, rng,
+      name, 'tokens/s', case.batch_size * model.TOKENS / seconds, rng
   )

@@ -163,14 +163,18 @@ def open_listed(
     tokenizer: str | None = None,
     least_sparsity: float = 0.7,
 ) -> LanguageModel:
-  """Opens a model for inference, with listed matrices where it is sparse.
+  """Opens a model for inference; on CPUs, sparse matrices are listed.
+
+  GPUs and TPUs have no products with lists, and compile one scanned layer
+  sooner than all layers. CPUs copy the weights of a scanned layer at each
+  token, so that their layers are not scanned.
 
   Args:
     source: `'WORKDIR'`, `'WORKDIR@PHASE'`, `'WORKDIR@PHASE:best'` or a Hugging
-      Face directory. A compact export is read matrix by matrix, without
-      a dense model; every matrix with a mask is listed.
-    dtype: Dtype of the kept weights, `'float32'` or `'bfloat16'`; `None`: that
-      of the source.
+      Face directory. On CPUs a compact export is read matrix by matrix,
+      without a dense model; every matrix with a mask is listed.
+    dtype: Dtype of the matrices with a mask, `'float32'` or `'bfloat16'`;
+      `None`: that of the source.
     tokenizer: Path that `data.open_tokenizer` can read; `None`: the tokenizer
       of the run's corpus, or of the directory.
     least_sparsity: Matrices of a lower sparsity stay dense, except those of a
@@ -178,16 +182,17 @@ def open_listed(
       (`--suite=decode`); with more rows they gain less.
 
   Returns:
-    The unscanned model with its tokenizer; its sparse products are native.
+    The model with its tokenizer; on CPUs its sparse products are native.
 
   Raises:
     ValueError: there is no such model or tokenizer, or it cannot be read.
     TypeError: there are no products of the dtype.
   """
   directory, run = pathlib.Path(source), None
+  on_cpu = jax.default_backend() == 'cpu'
   if _is_hf(directory):
     reader = data.open_tokenizer(tokenizer or directory)
-    if _is_compact(directory):
+    if on_cpu and _is_compact(directory):
       config, params, mask = interop.load_listed(directory, dtype=dtype)
     else:
       config, params, mask = interop.load_hf(directory)
@@ -205,14 +210,23 @@ def open_listed(
         else interop.unstack_layers(jax.tree.map(np.asarray, tree))
         for tree in (run.params, mask)
     )
-  if mask is not None:
+  if not on_cpu:
+    if mask is not None and dtype is not None:
+      params = jax.tree.map(
+          lambda m, x: x if m is None else x.astype(dtype), mask, params,
+          is_leaf=lambda m: m is None,
+      )
+    params = interop.stack_layers(params)
+    config = dataclasses.replace(config, scan_layers=True)
+  elif mask is not None:
     mask = jax.tree.map(
         lambda m: m if m.mean() <= 1 - least_sparsity else None, mask
     )
     params = list_params(params, mask, dtype=dtype)
     if config.dtype == 'float16':  # There are no products with lists in it.
       config = dataclasses.replace(config, dtype='float32')
-  config = dataclasses.replace(config, lowering=lowerings.NATIVE)
+  if on_cpu:
+    config = dataclasses.replace(config, lowering=lowerings.NATIVE)
   return LanguageModel(
       source, models.model_of(config), jax.tree.map(jnp.asarray, params),
       reader, run and run.config, run.task if run else '',
