@@ -16,6 +16,8 @@ from tiny_run import static
 from tiny_run import V
 
 import spdf_jax as spdf
+from spdf_jax.costs import plan_costs
+from spdf_jax.costs.flops import forward_flops
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import model_of
 from spdf_jax.training import find_checkpoint
@@ -95,6 +97,21 @@ def test_a_student_approaches_its_teacher(tmp_path):
   assert_same_bits(
       read_params(find_checkpoint(str(tmp_path / 'teacher')), params), params
   )
+
+
+def test_the_flops_of_a_plan_include_the_forward_pass_of_the_teacher(tmp_path):
+  write_model(tmp_path / 'teacher', TEACHER)
+  alone, taught = (
+      plan_costs.describe_plan(run_of(make_config(**changes)), 'a')['phases']
+      for changes in ({}, dict(
+          loss__teacher=str(tmp_path / 'teacher'), loss__temperature=1.0,
+          loss__teacher_weight=0.5,
+      ))
+  )
+  for without, phase in zip(alone, taught, strict=True):
+    added = phase['batch_size'] * forward_flops(TEACHER, phase['length'])
+    for key in ('flops_per_step', 'dense_flops_per_step'):
+      assert phase[key] == pytest.approx(without[key] + added)
 
 
 @pytest.mark.parametrize('changes, message', [

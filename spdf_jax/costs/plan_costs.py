@@ -11,6 +11,7 @@ from spdf_jax.accelerator.pallas.lowering import BLOCKS
 from spdf_jax.accelerator.wafer import execute
 from spdf_jax.costs import flops as formula
 from spdf_jax.sparsity import algorithms
+from spdf_jax.training import distillation
 from spdf_jax.training import initial_mask
 from spdf_jax.training import plan as plans
 from spdf_jax.training.phases import Phase
@@ -56,16 +57,21 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
     `continues`, whether it continues the learning-rate schedule of the phase
     before; `mask_updates` as ranges, see `as_ranges`; and `spans` of constant
     sparsity. `flops_per_step` is the mean over its steps and
-    `dense_flops_per_step` that without sparsity, neither with the input
-    embedding; `embedding_flops_per_step` is that of the embedding if it were
-    computed as a product.
+    `dense_flops_per_step` that without sparsity, both with the forward pass of
+    a teacher and without the input embedding; `embedding_flops_per_step` is
+    that of the embedding if it were computed as a product.
   """
   sizes = run.model.config
+  source = run.config.loss.teacher
+  teacher = None if source is None else distillation.teacher_config(source)
 
   def cost(phase, sparsity, dense_grads):
-    return phase.batch_size * formula.training_flops(
+    flops = formula.training_flops(
         sizes, phase.length, sparsity, dense_grads=dense_grads
     )
+    if teacher is not None:
+      flops += formula.forward_flops(teacher, phase.length)
+    return phase.batch_size * flops
 
   found = find_spans(
       run.plan,

@@ -81,7 +81,7 @@ def check_teacher(source: str, vocab_size: int, length: int) -> None:
     vocab_size: Vocabulary of the model.
     length: Largest number of tokens of a sequence.
   """
-  config = workdir.read_source(source, _model_of).config
+  config = teacher_config(source)
   if config.vocab_size != vocab_size:
     raise ValueError(
         f'loss.teacher {source!r} has a vocabulary of {config.vocab_size} and '
@@ -93,6 +93,11 @@ def check_teacher(source: str, vocab_size: int, length: int) -> None:
         f'phases have sequences of {length} tokens; give another teacher, or '
         'shorten the sequences.'
     )
+
+
+def teacher_config(source: str) -> models.DecoderConfig:
+  """Reads the config of a teacher's model."""
+  return workdir.read_source(source, _model_of).config
 
 
 def open_teacher(
