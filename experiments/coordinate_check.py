@@ -5,12 +5,12 @@ r"""Checks that outputs change equally at every width and density.
 
 Trains the model of a config for ten steps on one batch, at the peak rate of its
 first phase and at several widths and densities, and measures the root mean
-square of the change of each layer's output after 1, 5 and 10 steps. Under a
-parameterization that transfers learning rates it does not depend on width and
-density, as far as layers add up many inputs. d_ff and the number of heads
-follow the width; the smallest width and the largest density are the base.
-Prints the extremes of the changes over those at the base; coordinates.json and
-coordinates.png in --output have all of them.
+square of the change of each layer's output after 1, 5 and 10 steps, and of the
+logits of the targets. Under a parameterization that transfers learning rates it
+does not depend on width and density, as far as layers add up many inputs. d_ff
+and the number of heads follow the width; the smallest width and the largest
+density are the base. Prints the extremes of the changes over those at the base;
+coordinates.json and coordinates.png in --output have all of them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,6 +47,7 @@ _OUTPUT = flags.DEFINE_string('output', None, 'Folder of table and figure.')
 
 STEPS = (1, 5, 10)
 _TOLERANCE = 0.1
+_LOGITS = 'logits'
 
 Changes = list[dict[str, float]]
 """The change of each kind of layer, by its name, after each of `STEPS`."""
@@ -153,23 +154,27 @@ def _changes(run: training.Run, train_step: Any) -> Changes:
   state = run.create_state()
   batch = run.device_batch_at(0)
   outputs = _outputs_of(run.model)
-  before = outputs(state.params, batch.inputs)
+  before = outputs(state.params, batch)
   found = []
   for step in range(STEPS[-1]):
     state, _ = train_step(state, batch)
     if step + 1 in STEPS:
-      after = outputs(state.params, batch.inputs)
+      after = outputs(state.params, batch)
       found.append(_rms_by_kind(jax.tree.map(jnp.subtract, after, before)))
   return found
 
 
 @functools.cache
 def _outputs_of(model: Any) -> Any:
-  """Returns a function to the outputs of all layers, by path."""
+  """Returns a function to the outputs of all layers, by path.
 
-  def outputs(params, inputs):
-    _, collected = model.apply(
-        {'params': params}, inputs, capture_intermediates=True,
+  Of the logits it returns those of the targets. Others change less in wider
+  models, where embeddings are closer to orthogonal.
+  """
+
+  def outputs(params, batch):
+    logits_BxLxV, collected = model.apply(
+        {'params': params}, batch.inputs, capture_intermediates=True,
         mutable=['intermediates'],
     )
     return {
@@ -177,7 +182,9 @@ def _outputs_of(model: Any) -> Any:
         for path, x in jax.tree_util.tree_leaves_with_path(
             collected['intermediates']
         )
-    }
+    } | {_LOGITS: jnp.take_along_axis(
+        logits_BxLxV, batch.targets[..., None], axis=-1
+    )}
 
   return jax.jit(outputs)
 
@@ -185,14 +192,16 @@ def _outputs_of(model: Any) -> Any:
 def _rms_by_kind(outputs: Mapping[str, jax.Array]) -> dict[str, float]:
   """Returns the root mean square over all layers of a kind.
 
-  Kinds are the matrices of layers, embeddings and `logits`; norms and
-  containers are left out.
+  Kinds are the matrices of layers, embeddings and the logits of the targets;
+  norms and containers are left out.
   """
   squares: dict[str, list[float]] = {}
   for path, x in outputs.items():
-    match = re.fullmatch(r'(?:.*/)?((?:attn|mlp)/w\w|wte)/__call__/0', path)
-    if match or path == '__call__/0':
-      kind = match[1] if match else 'logits'
+    match = re.fullmatch(
+        rf'(?:.*/)?((?:attn|mlp)/w\w|wte)/__call__/0|({_LOGITS})', path
+    )
+    if match:
+      kind = match[1] or match[2]
       squares.setdefault(kind, []).append(float(jnp.mean(x**2)))
   return {kind: statistics.fmean(v) ** 0.5 for kind, v in squares.items()}
 

@@ -34,6 +34,17 @@ def test_sparse_mup_keeps_the_changes_that_density_otherwise_shrinks():
   assert 0.75 < ratio['sparse-mup'] < 1.5
 
 
+@pytest.mark.ci
+def test_the_logits_of_targets_change_equally_at_all_widths():
+  narrow, wide = (
+      coordinate_check.measure(CONFIG, 'sparse-mup', width, [1.0], BASE, 1)
+      for width in (32, 128)
+  )
+  assert wide[1.0][0]['logits'] == pytest.approx(
+      narrow[1.0][0]['logits'], rel=0.2
+  )
+
+
 def test_a_scaled_config_has_the_width_the_density_and_the_base():
   found = coordinate_check.scaled(CONFIG, 'sparse-mup', 64, 0.25, BASE, 3)
   assert (found['seed'], found['model']['d_ff']) == (3, 128)
