@@ -229,6 +229,7 @@ def test_native_suites_compare_every_sparsity_with_dense(monkeypatch):
   rng = np.random.default_rng(0)
   targets = {'float32': {0.5: 1.45, 0.75: 2.5}, 'bfloat16': {0.9: 6.5}}
   monkeypatch.setattr(matmul, 'SPEEDUPS', targets)
+  monkeypatch.setattr(matmul, 'IN_BLOCKS', {0.9: 3.5})
   monkeypatch.setattr(train_step, 'NATIVE_SPEEDUPS', {0.9: 2.1})
   rows = [*train_step.measure_native(SMALL, 1, rng)]
   assert len(rows) == 1 + 5
@@ -239,6 +240,10 @@ def test_native_suites_compare_every_sparsity_with_dense(monkeypatch):
         any(f'{sparsity:.0%} zeros' in row.metric for row in means)
         for sparsity in targets[dtype]
     )
+  if native.is_available('bfloat16'):
+    row, = matmul.measure_blocks((matmul.Layer(64, 64),), 8, 1, rng)
+    assert (row.target is None) != native.has_matrix_unit()
+    rows.append(row)
   assert all(row.value > 0 for row in rows)
 
 
@@ -291,7 +296,10 @@ def test_the_first_losses_of_pytorch_and_ours_are_equal():
   differences = [row for row in rows if 'difference' in row.metric]
   assert len(differences) == 6
   assert {measuring.verdict(row) for row in differences} == {'ok'}
-  assert len([row for row in rows if 'wall ms' in row.metric]) == 10
+  blocks = 3 * native.is_available('bfloat16')
+  assert len([row for row in rows if 'wall ms' in row.metric]) == 10 + blocks
+  ratios = [row for row in rows if 'in blocks: ' in row.metric]
+  assert len(ratios) == blocks and all(row.value > 0 for row in ratios)
 
 
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')

@@ -4,7 +4,8 @@ Measures the speed-up of forward, dx and dW of one layer, including the
 construction of index lists, over XLA's float32 products without a mask.
 Operands are float32 and, if there are kernels for it, bfloat16; means of the
 latter are also given over a model's dense products in bfloat16. Targets apply
-to AVX-512, as means over layers and numbers of tokens.
+to AVX-512, as means over layers and numbers of tokens. Masks of 32 x 32 blocks
+are measured in bfloat16, with targets for AMX.
 `SPDF_NATIVE_KERNELS=avx2` or `portable` measures other kernels, `taskset -c 0`
 one thread.
 """
@@ -22,12 +23,15 @@ from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import structures
 
 SPEEDUPS = {
     'float32': {0.5: 1.45, 0.75: 2.5, 0.9: 5.0, 0.95: 8.0},
     'bfloat16': {0.5: 2.0, 0.75: 3.6, 0.9: 6.5, 0.95: 9.5},
 }
 """Smallest mean speed-up by dtype and sparsity."""
+IN_BLOCKS = {0.5: 1.5, 0.75: 2.3, 0.9: 3.5}
+"""Smallest speed-up of masks of blocks over dense products in bfloat16."""
 
 
 class Layer(NamedTuple):
@@ -53,7 +57,8 @@ TOKENS = (256, 1024, 4096)
 def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
   """Measures all layers, their means, and cases without a target.
 
-  The latter are 32 tokens, and masks that are not uniform.
+  The latter are 32 tokens, and masks that are not uniform; masks of blocks come
+  last.
 
   Args:
     repeats: Rounds of timing.
@@ -74,6 +79,32 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
   for kind, make in (('skewed', _skewed_mask), ('magnitude', _magnitude_mask)):
     timings = _time(LAYERS[2], 1024, repeats, rng, make)
     yield from _rows(f'{_name(LAYERS[2])} T 1024, {kind} mask', timings, rng)
+  if native.is_available('bfloat16'):
+    yield from measure_blocks(LAYERS[2:4], 1024, repeats, rng)
+
+
+def measure_blocks(
+    layers: tuple[Layer, ...],
+    tokens: int,
+    repeats: int,
+    rng: np.random.Generator,
+) -> Iterator[measuring.Row]:
+  """Measures masks of 32 x 32 blocks in all layers together, in bfloat16."""
+  make_mask = functools.partial(
+      masks.random, structure=structures.block(32, 32)
+  )
+  timings = [
+      _time(layer, tokens, repeats, rng, make_mask, 'bfloat16')
+      for layer in layers
+  ]
+  case = f'{" and ".join(map(_name, layers))} T {tokens}, blocks of 32'
+  for sparsity, target in IN_BLOCKS.items():
+    _, sparse, dense = sum(found[sparsity].wall for found in timings)
+    yield measuring.sampled_row(
+        case, f'{sparsity:.0%} zeros: dense bfloat16 / native, wall',
+        dense / sparse, rng, at_most=False,
+        target=target if native.has_matrix_unit() else None,
+    )
 
 
 def measure_layers(
