@@ -268,10 +268,10 @@ def test_a_config_argument_that_is_wrong_is_a_sentence(
 @pytest.mark.process
 @pytest.mark.parametrize('words, message', [
     (('configs/none.py', '--config.seed=1'), "configs/none.py'"),
-    (('configs/quickstart.py', '--config.foo=1'),
-     "config has no field foo: 'foo'"),
+    (('configs/quickstart.py', '--config.optimizer.esp=1e-6'),
+     "config field 'optimizer.esp' is unknown; did you mean 'optimizer.eps'"),
     (('configs/quickstart.py', '--config.phases.order[9]=a'),
-     'config has no field phases.order[9]: '),
+     "'phases.order[9]' is unknown; did you mean 'phases.order'"),
 ])
 def test_a_command_refuses_a_config_without_a_traceback(
     words, message, tmp_path

@@ -1,6 +1,7 @@
 """The flag --config: a file that returns a config, checked as it is loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import difflib
 import functools
 import operator
 import re
@@ -87,18 +88,31 @@ def one_line(error: Exception) -> str:
   return '. '.join(str(found).splitlines())[:300]
 
 
-def refuse_fields(argv: Sequence[str], error: Exception) -> str:
-  """Returns a sentence about the fields of --config.field that do not exist.
+def check_fields(argv: Sequence[str]) -> None:
+  """Raises SystemExit with a sentence if a --config.field does not exist.
 
   Args:
     argv: Words of the command line.
-    error: Error of the config that one of them raised.
   """
   flag = flags.FLAGS['config']
   config = getattr(flag.parser, 'config', flag.default)
   given = re.findall(r'^--?(?:no)?config\.([^=\n]+)', '\n'.join(argv), re.M)
-  unknown = [path for path in given if not _has(config, path.split('.'))]
-  return f'config has no field {" or ".join(unknown)}: {one_line(error)}'
+  for path in given:
+    if not _has(config, path.split('.')):
+      near = difflib.get_close_matches(path, [*_fields(config)])
+      raise SystemExit(f'config field {path!r} is unknown; ' + (
+          f'did you mean {" or ".join(map(repr, near))}?' if near
+          else 'configs/base.py documents all fields.'
+      )) from None
+
+
+def _fields(config: Any, prefix: str = '') -> Iterator[str]:
+  """Yields the paths of all fields of a config."""
+  for name, value in config.items():
+    if isinstance(value, config_dict.ConfigDict):
+      yield from _fields(value, f'{prefix}{name}.')
+    else:
+      yield prefix + name
 
 
 def _has(config: Any, path: Sequence[str]) -> bool:

@@ -29,9 +29,9 @@ def _parse_flags(argv: list[str]) -> list[str]:
   """Parses flags; a config field that does not exist is one sentence."""
   try:
     return app.parse_flags_with_usage(argv)
-  except (AttributeError, LookupError, TypeError) as error:
-    # The errors of a ConfigDict, the first of which names the nearest field.
-    raise SystemExit(config_file.refuse_fields(argv, error)) from None
+  except (AttributeError, LookupError, TypeError):  # Those of a ConfigDict.
+    config_file.check_fields(argv)
+    raise
 
 
 def run(
