@@ -44,7 +44,8 @@ def require(module: str, extra: str | None) -> types.ModuleType:
     The imported module.
 
   Raises:
-    ImportError: `module` is not installed; the message names the extra.
+    ImportError: `module`, or a module that it imports, is not installed; the
+      message names the extra.
 
   Example:
     >>> require('json', 'viz').dumps([1])
@@ -53,13 +54,16 @@ def require(module: str, extra: str | None) -> types.ModuleType:
   try:
     return importlib.import_module(module)
   except ModuleNotFoundError as error:
+    problem = 'is not installed'
+    if not f'{module}.'.startswith(f'{error.name}.'):
+      problem = f'cannot be imported ({error})'
     if extra is None:
       raise ImportError(
-          f'{module} is not installed, and no extra of spdf_jax installs it; '
-          f'use `pip install {module}`.'
+          f'{module} {problem}, and no extra of spdf_jax installs it; use '
+          f'`pip install {module}`.'
       ) from error
     raise ImportError(
-        f'{module} is not installed; install it with {install_command(extra)}.'
+        f'{module} {problem}; install it with {install_command(extra)}.'
     ) from error
 
 

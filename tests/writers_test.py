@@ -106,6 +106,16 @@ def test_a_library_that_is_missing_is_named_before_training(monkeypatch):
     choose_writers(['wandb'])
 
 
+def test_a_library_whose_own_imports_fail_is_not_called_missing(
+    tmp_path, monkeypatch
+):
+  monkeypatch.delitem(sys.modules, 'wandb', raising=False)
+  (tmp_path / 'wandb.py').write_text('import not_there')
+  monkeypatch.syspath_prepend(tmp_path)
+  with pytest.raises(ImportError, match="cannot be imported .*'not_there'.*log"):
+    choose_writers(['wandb'])
+
+
 def test_an_unknown_dashboard_is_refused_with_the_nearest_name():
   with pytest.raises(ValueError, match="writer 'tensorbord'.*'tensorboard'"):
     choose_writers(['tensorbord'])
