@@ -112,7 +112,7 @@ def test_a_library_whose_own_imports_fail_is_not_called_missing(
   monkeypatch.delitem(sys.modules, 'wandb', raising=False)
   (tmp_path / 'wandb.py').write_text('import not_there')
   monkeypatch.syspath_prepend(tmp_path)
-  with pytest.raises(ImportError, match="cannot be imported .*'not_there'.*log"):
+  with pytest.raises(ImportError, match="cannot be imported .*'not_there'"):
     choose_writers(['wandb'])
 
 
