@@ -66,6 +66,7 @@ from spdf_jax.sparsity import trees
 from spdf_jax.training import checkpoint_files
 from spdf_jax.training import densified
 from spdf_jax.training import early_stop
+from spdf_jax.training import processes
 from spdf_jax.training import workdir as workdirs
 
 _FROM_HF = flags.DEFINE_string(
@@ -159,6 +160,7 @@ def convert() -> Iterator[str]:
     )
   prune = None
   if _PRUNE.value:
+    processes.keep_freed_memory(largest=2**20)  # Not whole matrices.
     prune = pruning.pruner_of(
         _FROM_HF.value, _PRUNE.value, _CALIBRATION.value, _SEQUENCES.value
     )

@@ -1,5 +1,9 @@
 """Joining processes: arguments for JAX, and incomplete environments."""
 
+import platform
+import subprocess
+import sys
+
 import jax
 import pytest
 
@@ -95,3 +99,35 @@ def test_modes_are_named():
   with pytest.raises(ValueError, match="'yes'; use one of auto, on, off"):
     join_processes('yes')
   assert processes.is_main_process()
+
+
+FREE_MEMORY = '''
+import numpy as np
+from spdf_jax.training import processes
+
+def resident():
+  with open('/proc/self/statm') as file:
+    return 4 * int(file.read().split()[1])  # KiB.
+
+assert processes.keep_freed_memory({arguments})
+held = [np.ones(2**20) for _ in range(16)]  # Of 8 MiB.
+last = np.ones(2**10)
+before = resident()
+del held
+print(before - resident())
+'''
+
+
+@pytest.mark.process
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != 'glibc', reason='the allocator is not glibc'
+)
+def test_freed_memory_is_kept_up_to_a_size():
+  returned = []
+  for arguments in ('', 'largest=2**20'):
+    child = subprocess.run(
+        [sys.executable, '-c', FREE_MEMORY.format(arguments=arguments)],
+        capture_output=True, text=True, check=True,
+    )
+    returned.append(int(child.stdout))
+  assert returned[0] < 2**10 and returned[1] > 100 * 2**10

@@ -34,12 +34,6 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _LARGEST_KEPT = 2**31 - 1  # The largest value, since mallopt takes an int.
 _NEVER_TRIM = -1
-# One arena, since the heaps of further arenas hold at most 64 MiB.
-_MALLOC_SETTINGS = {
-    _M_ARENA_MAX: 1,
-    _M_MMAP_THRESHOLD: _LARGEST_KEPT,
-    _M_TRIM_THRESHOLD: _NEVER_TRIM,
-}
 
 
 def join_processes(
@@ -107,7 +101,7 @@ def join_processes(
   return jax.process_count() > 1
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory(largest: int = _LARGEST_KEPT) -> bool:
   """Makes glibc keep freed buffers of up to 2 GiB for the next step.
 
   XLA's CPU client allocates temporary memory at every step. By default, glibc
@@ -115,6 +109,10 @@ def keep_freed_memory() -> bool:
   next step take a quarter of a small model's step, and more of GPT-2 Small's,
   whose buffer takes 1 to 1.3 GiB. With this setting the memory of the process
   never shrinks. Call it before JAX starts threads. Results do not change.
+
+  Args:
+    largest: Size of the largest buffers that are kept, in bytes. What needs
+      little memory rather than many steps, such as pruning, sets it lower.
 
   Returns:
     Whether the setting took effect, which requires glibc.
@@ -129,7 +127,12 @@ def keep_freed_memory() -> bool:
   if platform.libc_ver()[0] != 'glibc':
     return False
   mallopt = ctypes.CDLL(None).mallopt
-  return all(mallopt(k, v) == 1 for k, v in _MALLOC_SETTINGS.items())
+  # One arena, since the heaps of further arenas hold at most 64 MiB.
+  return all(mallopt(name, value) == 1 for name, value in (
+      (_M_ARENA_MAX, 1),
+      (_M_MMAP_THRESHOLD, largest),
+      (_M_TRIM_THRESHOLD, _NEVER_TRIM),
+  ))
 
 
 def is_main_process() -> bool:
