@@ -79,6 +79,17 @@ def wait_for(condition, child):
 
 
 @pytest.mark.slow
+def test_a_smoke_run_that_is_stopped_writes_its_results(tmp_path):
+  child = command(tmp_path, '--scale=smoke', '--workers=1')
+  wait_for(lambda: len(outcomes(tmp_path)) > 1, child)
+  child.send_signal(signal.SIGTERM)
+  output, _ = child.communicate(timeout=60)
+  assert child.returncode in (1, 128 + signal.SIGTERM), output
+  assert 'Traceback' not in output
+  assert set(results_of(tmp_path)['runs']) == names_of(outcomes(tmp_path))
+
+
+@pytest.mark.slow
 def test_a_smoke_run_that_was_killed_continues(tmp_path):
   child = command(tmp_path, '--scale=smoke', '--workers=1')
   wait_for(lambda: outcomes(tmp_path), child)

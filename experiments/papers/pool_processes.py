@@ -4,6 +4,8 @@ from collections.abc import Sequence
 import concurrent.futures
 import multiprocessing
 import os
+import signal
+from typing import Any
 
 from experiments.launch import grid
 from experiments.papers import pool
@@ -77,6 +79,8 @@ def run_pool(
 ) -> dict[str, Outcome]:
   """Runs unfinished runs; prints each finished run and the time left.
 
+  A SIGTERM is passed on to the running runs, which save.
+
   Args:
     runner: Runner of the jobs.
     entries: Entries of the pool.
@@ -88,6 +92,7 @@ def run_pool(
     All outcomes.
 
   Raises:
+    InterruptedError: a signal arrived; everything is saved.
     OSError: a worker was killed.
   """
   report = PoolProgress(entries, workers)
@@ -96,6 +101,12 @@ def run_pool(
   queue = context.Queue()
   for i in range(workers):
     queue.put(cores[i % len(cores)])
+
+  def stop_runs(*_: Any) -> None:
+    for child in multiprocessing.active_children():
+      child.terminate()
+
+  previous = signal.signal(signal.SIGTERM, stop_runs)
   with concurrent.futures.ProcessPoolExecutor(
       workers, context, pool_worker.start_worker, (queue, os.getpid())
   ) as processes:
@@ -109,3 +120,5 @@ def run_pool(
           'a worker process was killed; finished runs are kept, so repeat the '
           'same command.'
       ) from error
+    finally:
+      signal.signal(signal.SIGTERM, previous)
