@@ -16,8 +16,10 @@ from tiny_run import static
 from tiny_run import V
 
 import spdf_jax as spdf
+from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.costs import plan_costs
 from spdf_jax.costs.flops import forward_flops
+from spdf_jax.costs.wafer_costs import trace_step
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import model_of
 from spdf_jax.training import find_checkpoint
@@ -99,19 +101,37 @@ def test_a_student_approaches_its_teacher(tmp_path):
   )
 
 
-def test_the_flops_of_a_plan_include_the_forward_pass_of_the_teacher(tmp_path):
-  write_model(tmp_path / 'teacher', TEACHER)
+@pytest.fixture(scope='module')
+def alone_and_taught(tmp_path_factory):
+  """A run without and a run with a teacher."""
+  teacher = tmp_path_factory.mktemp('teacher')
+  write_model(teacher, TEACHER)
+  return [run_of(make_config(**changes)) for changes in ({}, dict(
+      loss__teacher=str(teacher), loss__temperature=1.0,
+      loss__teacher_weight=0.5,
+  ))]
+
+
+def test_the_flops_of_a_plan_include_the_forward_pass_of_the_teacher(
+    alone_and_taught
+):
   alone, taught = (
-      plan_costs.describe_plan(run_of(make_config(**changes)), 'a')['phases']
-      for changes in ({}, dict(
-          loss__teacher=str(tmp_path / 'teacher'), loss__temperature=1.0,
-          loss__teacher_weight=0.5,
-      ))
+      plan_costs.describe_plan(run, 'a')['phases'] for run in alone_and_taught
   )
   for without, phase in zip(alone, taught, strict=True):
     added = phase['batch_size'] * forward_flops(TEACHER, phase['length'])
     for key in ('flops_per_step', 'dense_flops_per_step'):
       assert phase[key] == pytest.approx(without[key] + added)
+
+
+@pytest.mark.ci
+def test_the_wafer_computes_the_products_of_the_teacher(alone_and_taught):
+  programs = [trace_step(run, 2, L) for run in alone_and_taught]
+  without, taught = (
+      sum(isinstance(operation.work, Product) for operation in p.operations)
+      for p in programs
+  )
+  assert taught == without + 6 * TEACHER.n_layers + 1  # And the head.
 
 
 @pytest.mark.parametrize('changes, message', [

@@ -24,6 +24,7 @@ from spdf_jax.accelerator.wafer.program import ScoreProduct
 from spdf_jax.accelerator.wafer.simulate import Report
 from spdf_jax.costs import plan_costs
 from spdf_jax.data import Batch
+from spdf_jax.training import distillation
 from spdf_jax.training import plan as plans
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.plan import PlannedSparsity
@@ -107,28 +108,39 @@ def trace_step(run: Run, batch_size: int, length: int) -> Program:
   """
   shape = lambda dtype: jax.ShapeDtypeStruct((batch_size, length), dtype)
   batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
-  step = functools.partial(
-      training.train_step,
-      apply_fn=_as_products(run).apply,
-      optimizer=run.optimizer,
-      learning_rate=run.plan.learning_rate,
-      loss=run.config.loss,
-      dropout_key=run.dropout_key,
-  )
+  apply_fn, optimizer = _as_products(run.model).apply, run.optimizer
+  teacher, loss = None, run.config.loss
+  if loss.teacher is not None:
+    teacher = _as_products(
+        models.model_of(distillation.teacher_config(loss.teacher))
+    )
+
+  def step(state, batch, teacher_params):
+    taught = loss if teacher is None else distillation.Distillation(
+        loss, functools.partial(teacher.apply, {'params': teacher_params})
+    )
+    return training.train_step(
+        state, batch, apply_fn=apply_fn, optimizer=optimizer, loss=taught,
+        learning_rate=run.plan.learning_rate, dropout_key=run.dropout_key,
+    )
+
   # The only loops of unknown length select masks, on the hosts, at no modeled
   # time, so any number of trips gives the same time.
   trace = wafer.trace_program(step, sparsity=_MASKED, trips=1)
-  return trace(run.abstract_state, batch)
+  return trace(
+      run.abstract_state, batch,
+      None if teacher is None else jax.eval_shape(
+          teacher.init, jax.random.key(0), batch.inputs
+      )['params'],
+  )
 
 
-def _as_products(run: Run) -> Any:
-  """Returns the model with XLA's attention, whose products have cost rules."""
-  model = run.model
+def _as_products(model: Any) -> Any:
+  """Returns a model with XLA's attention, whose products have cost rules."""
   if not isinstance(model.config, models.DecoderConfig):
     raise ValueError(
-        f'model.preset={run.config.model.preset!r} is a model of your own, and '
-        'only GPT and Llama are modeled on the wafer; set it to one of '
-        'spdf_jax.models.PRESETS.'
+        'model.preset names a model of your own, and only GPT and Llama are '
+        'modeled on the wafer; set it to one of spdf_jax.models.PRESETS.'
     )
   return model.clone(
       config=dataclasses.replace(model.config, attention='xla')
@@ -306,7 +318,7 @@ def simulate_inference(
     ValueError: `systems` is below 1 or above the device's `largest_cluster`,
       or the model is a user's own.
   """
-  model = _as_products(run)
+  model = _as_products(run.model)
   params = run.abstract_state.params
   masks = sparsity.get_mask(run.abstract_state.opt_state)
   new = 1 if decode else length
