@@ -7,7 +7,7 @@
 
 --scale: `smoke` takes minutes and gives no verdicts; `fair` takes a night on
 two cores; `flops`, sparse against dense at equal FLOPs, takes two; `llama`,
-dynamic sparsity and the size of the fine-tuning set, takes two core-hours and
+dynamic sparsity and the size of the fine-tuning set, takes three core-hours and
 gives no verdicts. DIR contains books/, e2e/ and webnlg17/, which you provide;
 smoke reads Python's standard library. The files PROTOCOL*.md in
 experiments/results, written before the runs, define the comparisons and when a
