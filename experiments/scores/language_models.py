@@ -210,7 +210,16 @@ def open_listed(
         else interop.unstack_layers(jax.tree.map(np.asarray, tree))
         for tree in (run.params, mask)
     )
-  if not on_cpu:
+  if on_cpu:
+    if mask is not None:
+      mask = jax.tree.map(
+          lambda m: m if m.mean() <= 1 - least_sparsity else None, mask
+      )
+      params = list_params(params, mask, dtype=dtype)
+      if config.dtype == 'float16':  # There are no products with lists in it.
+        config = dataclasses.replace(config, dtype='float32')
+    config = dataclasses.replace(config, lowering=lowerings.NATIVE)
+  else:
     if mask is not None and dtype is not None:
       params = jax.tree.map(
           lambda m, x: x if m is None else x.astype(dtype), mask, params,
@@ -218,15 +227,6 @@ def open_listed(
       )
     params = interop.stack_layers(params)
     config = dataclasses.replace(config, scan_layers=True)
-  elif mask is not None:
-    mask = jax.tree.map(
-        lambda m: m if m.mean() <= 1 - least_sparsity else None, mask
-    )
-    params = list_params(params, mask, dtype=dtype)
-    if config.dtype == 'float16':  # There are no products with lists in it.
-      config = dataclasses.replace(config, dtype='float32')
-  if on_cpu:
-    config = dataclasses.replace(config, lowering=lowerings.NATIVE)
   return LanguageModel(
       source, models.model_of(config), jax.tree.map(jnp.asarray, params),
       reader, run and run.config, run.task if run else '',
