@@ -34,8 +34,8 @@ from spdf_jax.training import metrics
 
 pytestmark = pytest.mark.papers
 
-FAIR, FLOPS, LLAMA = (
-    scales.SCALES[name] for name in ('fair', 'flops', 'llama')
+FAIR, FLOPS, LLAMA, DENSITY = (
+    scales.SCALES[name] for name in ('fair', 'flops', 'llama', 'density')
 )
 SCALE = dataclasses.replace(
     scales.SCALES['smoke'], claims=FAIR.claims,
@@ -45,13 +45,16 @@ SCALE = dataclasses.replace(
     },
     tasks=dict.fromkeys(('task', 'hard'), ('jsonl', '', 1)),
 )
-SMALL_LLAMA = dataclasses.replace(
-    LLAMA, corpus='', layers=1, length=48, tune_steps=12, batches=4,
-    sizes={
-        name: dataclasses.replace(size, width=32 if name else 16)
-        for name, size in LLAMA.sizes.items()
-    },
-)
+SMALL_LLAMAS = [
+    dataclasses.replace(
+        scale, corpus='', layers=1, length=48, tune_steps=12, batches=4,
+        sizes={
+            name: dataclasses.replace(size, width=32 if name else 16)
+            for name, size in scale.sizes.items()
+        },
+    )
+    for scale in (LLAMA, DENSITY)
+]
 INIT, RIGL, SET = Arm('init'), Arm('rigl', 0.9), Arm('set', 0.9)
 PRUNED, LONGER = Arm('pruned', 0.75), Arm('longer')
 STATIC = scales.STATIC_75, scales.STATIC_90
@@ -198,6 +201,30 @@ def test_the_dense_stage_continues_the_cosine_or_is_warmed_up_anew(tasks):
   assert max(rates(anew)[start:]) == pytest.approx(max(rates(anew)))
 
 
+def test_arms_of_the_scale_density_differ_in_what_their_names_say():
+  def config_of(arm, **point):
+    return create_config(
+        Job(arm, {'rate': 8e-3} | point, 1), DENSITY, 'x', 'tasks'
+    )
+
+  by_size = config_of(scales.transferred('w96'))
+  assert by_size.parameterization.to_dict() == DENSITY.base_config(
+      'w96'
+  ).parameterization.to_dict() | dict(
+      name='sparse-mup', base_width=64, base_density=1.0
+  )
+  standard = config_of(scales.sized(scales.STATIC_75, 'w96'))
+  by_size.parameterization = standard.parameterization
+  assert by_size.to_dict() == standard.to_dict()
+  continued = config_of(scales.continued('continue')).to_dict()
+  assert continued['phases']['dense']['duration'] == '344 steps'
+  for stage, steps in (('age', 0), ('age-warmup', 22)):
+    found = config_of(scales.continued(stage)).to_dict()
+    assert found == continued | dict(revival_warmup=steps)
+  rewarmed = config_of(scales.continued(0.3)).phases.dense.learning_rate
+  assert (rewarmed.peak, rewarmed.warmup) == (pytest.approx(2.4e-3), '22 steps')
+
+
 def test_phases_of_the_scale_fair_are_those_of_the_protocol():
   def phases(arm, **point):
     config = create_config(
@@ -235,7 +262,7 @@ def test_phases_of_the_scale_fair_are_those_of_the_protocol():
 
 
 @pytest.mark.parametrize('scale, arm', [
-    (scale, entry.arm) for scale in (SCALE, SMALL_LLAMA)
+    (scale, entry.arm) for scale in (SCALE, *SMALL_LLAMAS)
     for entry in entries_of(scale)
 ], ids=lambda value: getattr(value, 'name', ''))
 def test_every_arm_of_every_claim_can_be_run(tasks, scale, arm):
@@ -266,7 +293,7 @@ def test_scales_have_what_their_claims_need(name):
     ]
     assert all(rate > 0 for rate in rates)
     assert entry.extend == (not scale.demonstration)
-    assert name == 'smoke' or not entry.grid or len(entry.grid['rate']) == 3
+    assert name == 'smoke' or not entry.grid or len(entry.grid['rate']) >= 3
 
 
 def test_claims_of_an_arm_that_no_block_trains_are_refused():

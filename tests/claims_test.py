@@ -201,6 +201,8 @@ GOOD = {
     'static-75+e2e': -0.003, 'static-75+webnlg': 0.1,
     'variable-90+e2e': -0.02, 'variable-90+webnlg': 0.1,
     'static-75_rotary-w96': 0.1, 'variable-90_rotary-w96': 0.05,
+    'static-75_w96': 0.08, 'static-75_w128': 0.08,
+    'variable-90-continue_w96': 0.2,
 } | {
     f'dense{name}{task}': 0.2
     for name in (

@@ -13,6 +13,9 @@ from experiments.papers.scales import Scale
 TUNING_EVALUATIONS = 8
 """Evaluations of a fine-tuning, of which the best decides its checkpoint."""
 
+AGES = {'age': 0, 'age-warmup': 1}
+"""Stages with ages of weights, without or with a warm-up of revived ones."""
+
 
 def create_config(
     job: Job, scale: Scale, corpus: str, tasks: str
@@ -54,6 +57,12 @@ def create_config(
     config.phase_defaults.batch_size = scale.batch(arm.size)
     config.phase_defaults.learning_rate.peak = job.point.get('rate', 1.0)
     phases = _pretraining(scale, job)
+    if arm.stage in AGES:
+      config.revival_warmup = AGES[arm.stage] * _warmup(scale.steps(arm) // 6)
+    if arm.mup:
+      config.parameterization.update(
+          name='sparse-mup', base_width=scale.sizes[''].width, base_density=1.0
+      )
     if scale.sizes[arm.size].rotary:
       config.eval_every = max(scale.steps(arm) // 10, 1)  # for gate G5
   common.set_phases(config, **phases)
@@ -84,7 +93,8 @@ def _pretraining(scale: Scale, job: Job) -> dict[str, dict[str, Any]]:
   """Returns the phases of an arm that reads the corpus, by name."""
   arm, steps = job.arm, scale.steps(job.arm)
   if arm.method == 'variable':
-    return _variable(arm, steps, **job.point)
+    stage = job.point.get('stage', arm.stage)
+    return _variable(arm, steps, job.point['rate'], stage)
   if arm.method in arms.ROUNDS:
     return _rounds(arm, scale)
   return {'pretrain': _of_length(steps, _algorithm(arm))}
@@ -111,7 +121,7 @@ def _variable(
 ) -> dict[str, dict[str, Any]]:
   """Returns a sparse phase of 5/6 of the steps and a dense phase."""
   dense = steps // 6
-  if stage == 'continue':
+  if stage == 'continue' or stage in AGES:
     dense_rate: dict[str, Any] = dict(schedule='continue')
   else:
     dense_rate = dict(peak=stage * rate, warmup=f'{_warmup(dense)} steps')

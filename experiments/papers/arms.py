@@ -30,6 +30,9 @@ class Arm:
       is tuned.
     flops_of: Arm whose pre-training FLOPs this one trains on, in steps of its
       own; `None`: it reads as many tokens as its size demands.
+    stage: How `'variable'` continues, see `Scale.stages`; `None`: it is tuned.
+    mup: Whether the parameterization is sparse muP, of which a dense model of
+      the main size is the base, rather than the standard one.
 
   Example:
     >>> tuned = Arm('static', 0.75, size='small', task='task')
@@ -44,6 +47,8 @@ class Arm:
   sparse_tuning: bool = False
   rate_of: 'Arm | None' = None
   flops_of: 'Arm | None' = None
+  stage: str | float | None = None
+  mup: bool = False
 
   @property
   def folder(self) -> str:
@@ -52,6 +57,8 @@ class Arm:
         self.method
         + (f'-{100 * self.sparsity:g}' if self.sparsity else '')
         + (f'-at-{self.flops_of.kind}' if self.flops_of else '')
+        + (f'-{self.stage}' if self.stage else '')
+        + ('-mup' if self.mup else '')
         + (f'_{self.size}' if self.size else '')
         + (f'+{self.task}' if self.task else '')
         + ('-sparse' if self.sparse_tuning else '')
@@ -71,7 +78,7 @@ class Arm:
       return dataclasses.replace(
           self, task='', sparse_tuning=False, rate_of=None
       )
-    if self.method == 'init':
+    if self.method == 'init' or self.mup:  # Which scales initial weights.
       return None
     return Arm('dense' if self.method in ROUNDS else 'init', size=self.size)
 

@@ -61,11 +61,15 @@ def arms_of_gates(scale: Scale, claims: Sequence[Claim]) -> list[Arm]:
     >>> from experiments.papers.paper_claims import CLAIMS
     >>> from experiments.papers.scales import FAIR
     >>> [arm.name for arm in arms_of_gates(FAIR, [CLAIMS['c']])]
-    ['dense_large', 'static-99_large', 'dense_small', 'static-99_small']
+    ... # doctest: +NORMALIZE_WHITESPACE
+    ['init_large', 'dense_large', 'static-99_large', 'init_small',
+     'dense_small', 'static-99_small']
   """
   arms = []
   for size in _sizes(scale, claims):
-    arms += [_dense(scale, size), _control(scale, size)]
+    arms += [
+        Arm('init', size=size), _dense(scale, size), _control(scale, size)
+    ]
     if 'G5' in scale.gates and not _is_long(scale, size):
       arms.append(_rotary(scale, size))
   if 'G6' in scale.gates:

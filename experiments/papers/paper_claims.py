@@ -190,6 +190,31 @@ _ALL = (
         ),),
         claims.SECONDARY,
     ),
+    Claim(
+        'transfer', 'in sparse muP the rate of a small dense model serves a '
+        'larger sparse one as well as a rate of its own',
+        'Dey et al., sparse muP, 2024',
+        tuple(
+            claims.better(
+                scales.transferred(size),
+                scales.sized(scales.STATIC_75, size), arms.PRETRAINED, _RECOVERS
+            )
+            for size in ('w96', 'w128')
+        ),
+        claims.SECONDARY,
+    ),
+    Claim(
+        'revival', 'a dense stage ends lower re-warmed, with ages of weights, '
+        'and with a warm-up of revived weights', 'our question',
+        tuple(
+            claims.better(
+                scales.continued(stage), scales.continued('continue'),
+                arms.PRETRAINED,
+            )
+            for stage in scales.STAGES
+        ),
+        claims.SECONDARY,
+    ),
 )
 
 

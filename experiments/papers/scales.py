@@ -75,7 +75,8 @@ class Scale:
       model's parameters.
     stages: Learning rates tried for the dense stage of Variable SPDF:
       `'continue'` continues the schedule of the first stage, a number warms up
-      again to that share of its peak.
+      again to that share of its peak, one of `arm_configs.AGES` continues with
+      ages of weights.
     rounds: Rounds of iterative pruning.
     round_share: Steps of a round, as a share of those of a pre-training.
     tune_batch: Sequences in a batch of fine-tuning.
@@ -255,7 +256,7 @@ class Scale:
     if arm.task:
       return {'rate': self.tune_rates}
     grid: dict[str, tuple] = {'rate': self.sizes[arm.size].rates}
-    if arm.method == 'variable':
+    if arm.method == 'variable' and not arm.stage:
       grid['stage'] = self.stages
     return grid
 
@@ -481,6 +482,46 @@ LLAMA = dataclasses.replace(
     tuning_seeds=(1, 2, 3),
 )
 
+MUP = Arm('dense', mup=True)
+STAGES = (0.3, 'age', 'age-warmup')
+"""Remedies for the spike of loss where a sparse model becomes dense."""
+
+
+def continued(stage: str | float) -> Arm:
+  """Returns Variable at width 96, with a dense stage of its own."""
+  arm = sized(VARIABLE, 'w96')
+  rate_of = sized(STATIC_75, 'w96')
+  return dataclasses.replace(arm, stage=stage, rate_of=rate_of)
+
+
+def transferred(size: str) -> Arm:
+  """Returns static 75 % in sparse muP, at the rate of the small dense model."""
+  return Arm('static', 0.75, size=size, mup=True, rate_of=MUP)
+
+
+DENSITY = dataclasses.replace(
+    LLAMA,
+    claims=('transfer', 'revival'),
+    blocks=(
+        Block((
+            Arm('init'), MUP, Arm('static', 0.99, mup=True, rate_of=MUP),
+            sized(STATIC_75, 'w96'), transferred('w96'),
+        ), 3),
+        Block(tuple(map(continued, ('continue', *STAGES))), 3),
+        Block((sized(STATIC_75, 'w128'), transferred('w128')), 3),
+    ),
+    sizes={
+        '': Size(64, (4e-3, 8e-3, 1.6e-2, 3.2e-2), rotary=True),
+        'w96': Size(
+            96, (4e-3, 8e-3, 1.6e-2, 3.2e-2), rotary=True, tokens_of=''
+        ),
+        'w128': Size(
+            128, (4e-3, 8e-3, 1.6e-2, 3.2e-2), rotary=True, tokens_of=''
+        ),
+    },
+    protocol='PROTOCOL-4.md',
+)
+
 SCALES = {
     'smoke': dataclasses.replace(
         FAIR, claims=('a', 'd-ft', 'e', 'g1', 'h'),
@@ -497,5 +538,6 @@ SCALES = {
     'fair': FAIR,
     'flops': FLOPS,
     'llama': LLAMA,
+    'density': DENSITY,
 }
-"""Scales by name: for CI, for nights on two cores, and for two core-hours."""
+"""Scales by name: for CI, for nights on two cores, and for some core-hours."""
