@@ -5,6 +5,7 @@ import os
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax import data
@@ -148,6 +149,11 @@ def pruner_of(
 
   def prune_model(loaded):
     config, params, _ = loaded
+    # JAX aligns its arrays, and does not copy them at each call on a CPU.
+    for name in params:
+      params[name] = jax.tree.map(
+          lambda x: np.asarray(jnp.asarray(x)), params[name]
+      )
     length = min(config.max_length, _MOST_TOKENS)
     tokens_NxL, evaluated_NxL = read_sequences(
         calibration, data.open_tokenizer(directory), length, sequences

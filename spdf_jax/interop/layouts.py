@@ -171,7 +171,7 @@ def to_tensors(
       continue
     ones = lambda part, like=given[0]: np.ones(shapes[part], like.dtype)
     parts = [leaves.get(part, ones(part)) for part in tensor.parts]
-    whole = np.concatenate(parts, axis=-1)
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
     found[tensor.name] = whole.T if tensor.transposed else whole
   return found
 

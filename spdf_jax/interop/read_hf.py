@@ -108,7 +108,7 @@ def load_hf(
     if is_compact:
       found, masks = tensors.unpack_tensors(found, expected)
     found = _without_head(found, layout[0].name, expected)
-    found = _as_float32(found)
+    _refuse_other_dtypes(found)
   layouts.refuse_other_shapes(str(weights), layouts.shapes_of(found), expected)
   path = weights.parent / tensors.MASKS
   if pruned:
@@ -118,7 +118,10 @@ def load_hf(
     masks = tensors.read_tensors(path)
     layouts.check_masks(str(path), masks, expected)
     layouts.refuse_pruned_weights(str(path), found, masks)
-  leaves = layouts.from_tensors(layout, found, shapes)
+  leaves: Arrays = {}
+  for tensor in layout:  # One by one, since a copy of all may not fit.
+    part = _as_float32({tensor.name: found.pop(tensor.name)})
+    leaves |= layouts.from_tensors([tensor], part, shapes)
   kept = layouts.from_tensors(layout, masks, shapes)
   return HFModel(
       config,

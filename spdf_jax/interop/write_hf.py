@@ -169,12 +169,14 @@ def _leaves(tree: PyTree, vocab_size: int) -> Arrays:
 
 
 def _masked(x: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-  return x if mask is None else np.where(mask, x, np.zeros_like(x))
+  if mask is None or not np.any(x, where=~mask):
+    return x
+  return np.where(mask, x, np.zeros_like(x))
 
 
 def _cast(path: str, x: np.ndarray, dtype: np.dtype) -> np.ndarray:
   with np.errstate(over='ignore'):
-    cast = x.astype(dtype)
+    cast = x.astype(dtype, copy=False)
   if not np.array_equal(np.isfinite(cast), np.isfinite(x)):
     raise ValueError(
         f'{path!r} holds weights too large for {dtype}; use float32, or '

@@ -98,23 +98,27 @@ def prune_blocks(
   for i in range(config.n_layers):
     name = f'h_{i}'
     totals: dict[str, jax.Array] = {}
-    layer = jax.tree.map(jnp.asarray, params[name])
     with jax.default_matmul_precision('highest'):
       for x in outputs:
-        totals = observe(layer, totals, x, *arguments[i])
-    # The matrices are read again one by one, since a block may be large.
-    del layer
-    layer, mask = _prune(pruner, name, params[name], totals, sparsities)
+        totals = observe(params[name], totals, x, *arguments[i])
+        # One call at a time, since each has a copy of the block.
+        jax.block_until_ready(totals)
+    statistics = {
+        path: total for key, total in totals.items() for path in key.split(',')
+    }
+    del totals
+    layer, mask = _prune(pruner, name, params[name], statistics, sparsities)
     for j, x in enumerate(outputs):
       outputs[j] = np.asarray(apply(layer, x, *arguments[i])[0])
     yield PrunedBlock(name, jax.tree.map(np.asarray, layer), mask)
+    del layer, mask
 
 
 def _prune(
     pruner: Pruner,
     name: str,
     params: PyTree,
-    totals: dict[str, jax.Array],
+    statistics: dict[str, jax.Array],
     sparsities: dict[str, Sparsity],
 ) -> tuple[PyTree, PyTree]:
   """Returns the parameters and the mask of a block; empties the statistics."""
@@ -130,7 +134,7 @@ def _prune(
     if sparsity:
       try:
         w, mask = pruner.prune(
-            jnp.asarray(w), totals.pop(at.removesuffix('/kernel')), sparsity
+            jnp.asarray(w), statistics.pop(at.removesuffix('/kernel')), sparsity
         )
       except ValueError as error:
         raise ValueError(f'{name}/{at}: {error}') from error
@@ -208,17 +212,24 @@ def _observe(
     totals: dict[str, jax.Array],
     *args: Any,
 ) -> dict[str, jax.Array]:
-  """Adds the statistics of the inputs of all masked layers of a block."""
-  found = {}
+  """Adds the statistics of the inputs of all masked layers of a block.
 
-  def add(call, args, kwargs, context):
+  Those of layers with the same input, such as the projections of an attention,
+  are computed once; their key is the paths of these layers, with commas.
+  """
+  layers: dict[int, tuple[list[str], jax.Array]] = {}
+
+  def collect(call, args, kwargs, context):
     if isinstance(context.module, MaskedDense):
-      x = args[0].astype(jnp.float32)
-      path = '/'.join(context.module.path)
-      found[path] = pruner.statistics(x.reshape(-1, x.shape[-1]))
-      found[path] += totals.get(path, 0)
+      paths, _ = layers.setdefault(id(args[0]), ([], args[0]))
+      paths.append('/'.join(context.module.path))
     return call(*args, **kwargs)
 
-  with nn.intercept_methods(add):
+  with nn.intercept_methods(collect):
     block.apply({'params': params}, *args)
+  found = {}
+  for paths, x in layers.values():
+    key = ','.join(paths)
+    x_NxI = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+    found[key] = pruner.statistics(x_NxI, totals.get(key, 0))
   return found

@@ -28,14 +28,15 @@ Sparsity = float | str
 kept weights of every M consecutive inputs of an output."""
 
 _MOST_DAMPING = 1e3  # Times that of the caller, in steps of ten.
+_ROWS = 512  # Of a Cholesky factor, computed at a time.
 
 
 class Pruner(NamedTuple):
   """A way to prune a matrix; pure functions of arrays."""
 
-  statistics: Callable[[jax.Array], jax.Array]
-  """`(x [tokens, inputs]) -> statistics`, whose sum over batches is given to
-  `prune`."""
+  statistics: Callable[..., jax.Array]
+  """`(x [tokens, inputs], total=0) -> total`, with the statistics of a batch
+  added; those of all batches are given to `prune`."""
 
   prune: Callable[[jax.Array, jax.Array, Sparsity], tuple[jax.Array, jax.Array]]
   """`(w [inputs, outputs], statistics, sparsity) -> (w, mask)`: the weights,
@@ -62,7 +63,7 @@ def magnitude() -> Pruner:
     mask = _keep(jnp.abs(w), structure, kept)
     return jnp.where(mask, w, 0), mask
 
-  return Pruner(lambda x: jnp.zeros((), x.dtype), prune)
+  return Pruner(lambda x, total=0: jnp.zeros((), x.dtype), prune)
 
 
 def wanda() -> Pruner:
@@ -98,7 +99,7 @@ def wanda() -> Pruner:
       mask = topk.keep_largest(scores.T[:, None], kept)[:, 0].T
     return jnp.where(mask, w, 0), mask
 
-  return Pruner(lambda x: jnp.sum(x**2, axis=0), prune)
+  return Pruner(lambda x, total=0: total + jnp.sum(x**2, axis=0), prune)
 
 
 def sparsegpt(*, block_size: int = 128, damping: float = 0.01) -> Pruner:
@@ -145,7 +146,8 @@ def sparsegpt(*, block_size: int = 128, damping: float = 0.01) -> Pruner:
   def prune(w, statistics, sparsity):
     structure, n, group = _groups(w, sparsity)
     _check_finite(statistics)
-    statistics = statistics.astype(w.dtype)
+    # A copy, since the factor takes its place.
+    statistics = jnp.array(statistics, w.dtype)
     grouped = group < len(w)
     size = min(block_size, len(w))
     if grouped:
@@ -156,14 +158,28 @@ def sparsegpt(*, block_size: int = 128, damping: float = 0.01) -> Pruner:
     kept = np.where(grouped, n, np.diff(ends) - pruned).astype(np.int32)
     dead = jnp.diag(statistics) == 0
     lower = _damped_factor(statistics, damping)
-    del statistics  # May be as large as the matrix, or larger.
     return _surgeon(
         w, lower, dead, kept,
         structure=structure, size=size, group=group if grouped else size,
     )
 
-  def statistics(x):
-    return jnp.matmul(x.T, x, precision='highest')
+  def statistics(x, total=0):
+    inputs = x.shape[1]
+    total = jnp.broadcast_to(jnp.asarray(total, x.dtype), (inputs, inputs))
+
+    def add(start, size, total):
+      part = jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
+      rows = jnp.matmul(part.T, x, precision='highest')
+      rows += jax.lax.dynamic_slice_in_dim(total, start, size)
+      return jax.lax.dynamic_update_slice_in_dim(total, rows, start, axis=0)
+
+    # Some rows at a time: the whole product may be larger than the weights.
+    size = min(_ROWS, inputs)
+    whole, rest = divmod(inputs, size)
+    total = jax.lax.fori_loop(
+        0, whole, lambda i, total: add(i * size, size, total), total
+    )
+    return add(inputs - rest, rest, total) if rest else total
 
   return Pruner(statistics, prune)
 
@@ -207,11 +223,21 @@ def _check_finite(statistics: jax.Array) -> None:
 
 
 def _damped_factor(hessian: jax.Array, damping: float) -> jax.Array:
-  """Returns the factor of a Hessian, which is damped until it has one."""
+  """Replaces the lower half of H by L, `H = L.T @ L`, damped until it has one.
+
+  The factor U of the inverse of H is then the inverse of L.T. The upper half
+  stays as it is, for the next damping: only H and some rows are in memory.
+  """
+  inputs = len(hessian)
+  diagonal = jnp.diag(hessian)
+  diagonal = jnp.where(diagonal == 0, 1, diagonal)
   used = damping
   while True:
-    factor = _factor(hessian, used)
-    if bool(jnp.isfinite(factor).all()):
+    damped = diagonal + used * diagonal.mean()
+    for start in reversed(range(0, inputs, _ROWS)):
+      rows = _rows_of_factor(hessian, damped, start)
+      hessian = _set_rows(hessian, rows, start)
+    if bool(jnp.isfinite(jnp.diag(hessian)).all()):
       break
     used *= 10
     if used > damping * _MOST_DAMPING:
@@ -224,37 +250,50 @@ def _damped_factor(hessian: jax.Array, damping: float) -> jax.Array:
         'the Hessian of the inputs has no Cholesky factor at a damping of %g; '
         'that of %g is used', damping, used,
     )
-  return factor
+  return hessian
 
 
-@jax.jit
-def _factor(hessian: jax.Array, damping: float) -> jax.Array:
-  """Returns the lower L with `damped hessian = (L @ L.T)[::-1, ::-1]`.
+@functools.partial(jax.jit, static_argnames='start')
+def _rows_of_factor(
+    hessian: jax.Array, diagonal: jax.Array, start: int
+) -> jax.Array:
+  """Returns rows of L, up to the diagonal, and of H above it.
 
-  With all rows and columns in reverse, `R = L[::-1, ::-1]` is upper, and
-  `H = R @ R.T`, so that the factor `U` of the inverse is the inverse of R.
+  Args:
+    hessian: H above the diagonal, and the rows of L after these.
+    diagonal: Diagonal of H.
+    start: First of `_ROWS` rows.
   """
-  diagonal = jnp.diag(hessian)
-  diagonal = jnp.where(diagonal == 0, 1, diagonal)
-  damped = diagonal + damping * diagonal.mean()
-  is_diagonal = jnp.eye(len(hessian), dtype=bool)
-  return jax.lax.linalg.cholesky(
-      jnp.where(is_diagonal, damped, hessian)[::-1, ::-1],
-      symmetrize_input=False,
+  stop = min(start + _ROWS, len(hessian))
+  later = hessian[stop:, :stop]
+  product = jnp.matmul(later[:, start:].T, later, precision='highest')
+  above = jnp.triu(hessian[start:stop, start:stop], 1)
+  block = above + above.T + jnp.diag(diagonal[start:stop]) - product[:, start:]
+  # Reversed, an upper factor is a lower one.
+  corner = jax.lax.linalg.cholesky(
+      block[::-1, ::-1], symmetrize_input=False
+  )[::-1, ::-1].T
+  before = jax.lax.linalg.triangular_solve(
+      corner, hessian[:start, start:stop].T - product[:, :start],
+      left_side=True, lower=True, transpose_a=True,
   )
+  return jnp.concatenate([before, corner + above], axis=1)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _set_rows(matrix: jax.Array, rows: jax.Array, start: int) -> jax.Array:
+  return jax.lax.dynamic_update_slice(matrix, rows, (start, 0))
 
 
 def _rows_of_inverse(
     lower: jax.Array, start: jax.Array, size: int
 ) -> jax.Array:
   """Returns rows of U, `[size, inputs]`, zero beyond the inputs."""
-  inputs = len(lower)
-  unit = jnp.arange(inputs)[::-1, None] == start + jnp.arange(size)
+  unit = jnp.arange(len(lower))[:, None] == start + jnp.arange(size)
   columns = jax.lax.linalg.triangular_solve(
-      lower, unit.astype(lower.dtype), left_side=True, lower=True,
-      transpose_a=True,
+      lower.T, unit.astype(lower.dtype), left_side=True, transpose_a=True
   )
-  return columns[::-1].T
+  return columns.T
 
 
 @functools.partial(jax.jit, static_argnames=('structure', 'size', 'group'))
@@ -272,7 +311,7 @@ def _surgeon(
 
   Args:
     w: Weights [inputs, outputs].
-    lower: Result of `_factor`.
+    lower: Result of `_damped_factor`.
     dead: Whether an input is always zero.
     kept: Number of kept weights in a group, for every block.
     structure: Structure of a group's mask.
@@ -286,7 +325,7 @@ def _surgeon(
   missing = len(kept) * size - inputs
   w = jnp.pad(jnp.where(dead[:, None], 0, w), ((0, missing), (0, 0)))
   diagonal = jnp.pad(
-      1 / jnp.diag(lower)[::-1], (0, missing), constant_values=1
+      1 / jnp.diag(lower), (0, missing), constant_values=1
   )
   # Padded inputs have the least score.
   is_input = jnp.arange(len(w)) < inputs
