@@ -13,6 +13,7 @@ from made_up_results import finish
 import pytest
 
 from experiments.papers import arm_report
+from experiments.papers import pool_processes
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
 from experiments.papers.pool import all_jobs
@@ -355,3 +356,23 @@ def test_more_seeds_continue_with_the_same_pool():
   assert {name.rpartition('=')[2] for name in found.keys() - ALL.keys()} == {
       '3'
   }
+
+
+def test_the_time_left_follows_the_work_of_arms_without_runs(capsys):
+  entries = []
+  for size in ('narrow', 'wide'):
+    entries += [
+        Entry(Arm('init', size=size), {}, 2),
+        Entry(Arm('dense', size=size), {'rate': (1.0, 2.0)}, 2, extend=False),
+    ]
+  work = {'init_narrow': 0, 'init_wide': 0, 'dense_narrow': 1, 'dense_wide': 6}
+  report = pool_processes.PoolProgress(
+      entries, 2, lambda arm: work[arm.folder]
+  )
+  done = {f'init_{size}/seed={i}': dict(seconds=3.0)
+          for size in ('narrow', 'wide') for i in range(3)}
+  assert report.counts(done) == '6 of 14'
+  job = next_jobs(entries, done)[0]
+  report(job, done | {job.name: {'seconds': 20.0, PRETRAINED: 2.0}})
+  # 3 of 20 seconds and 4 of 120, two at a time.
+  assert '20 s; 7 left, about 4:30' in capsys.readouterr().out

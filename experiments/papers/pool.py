@@ -74,6 +74,24 @@ class Job(NamedTuple):
     return 0 if self.parent is None else 1 + self.parent.depth
 
 
+def number_of_runs(entry: Entry) -> int:
+  """Returns the number of runs of an entry, as far as its grid is known.
+
+  Example:
+    >>> number_of_runs(Entry(Arm('dense'), {'rate': (1, 2)}, 5, repeat_every=3,
+    ...                      tuning_seeds=(1, 2, 3)))
+    9
+  """
+  judging = set(range(1, entry.seeds + 1))
+  repeated = entry.seeds // entry.repeat_every if entry.repeat_every else 0
+  if entry.arm.rate_of is not None or not entry.grid:
+    return len(judging) + repeated
+  tuning = set(entry.tuning_seeds)
+  return (
+      len(points(entry.grid)) * len(tuning) + len(judging - tuning) + repeated
+  )
+
+
 def loss_of(
     entry: Entry, point: Mapping[str, Any], done: Done
 ) -> float | None:

@@ -1,15 +1,17 @@
 """Processes of a pool: each runs one job at a time, pinned to one core."""
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Callable, Sequence
 import concurrent.futures
 import multiprocessing
 import os
 import signal
+import statistics
 from typing import Any
 
-from experiments.launch import grid
 from experiments.papers import pool
 from experiments.papers import pool_worker
+from experiments.papers.arms import Arm
 from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
 from experiments.papers.pool import Job
@@ -20,44 +22,57 @@ from spdf_jax.training import progress
 class PoolProgress:
   """Prints each finished run, the number of remaining runs and the time left.
 
+  A run of an arm without finished ones is expected to take as long for its work
+  as the finished runs of others.
+
   Args:
     entries: Entries of the pool.
     workers: Number of runs at a time.
+    work: Returns a number that grows with the time of a run of an arm, 0 for
+      runs without training.
   """
 
-  def __init__(self, entries: Sequence[Entry], workers: int):
+  def __init__(
+      self,
+      entries: Sequence[Entry],
+      workers: int,
+      work: Callable[[Arm], float] = lambda arm: 1.0,
+  ):
     self._entries = entries
     self._workers = workers
+    self._work = work
 
-  def _names(self, done: Done) -> dict[str, str]:
-    """Returns the folder of each run that is known or expected, by name."""
-    names = {
-        job.name: job.arm.folder for job in pool.all_jobs(self._entries, done)
-    }
+  def _arms(self, done: Done) -> dict[str, Arm]:
+    """Returns the arm of each run that is known or expected, by name."""
+    arms = {job.name: job.arm for job in pool.all_jobs(self._entries, done)}
     # Seeds whose learning rate is not chosen yet have no names so far.
     for entry in self._entries:
-      if entry.arm.rate_of is None:
-        count = sum(kind == entry.arm.folder for kind in names.values())
-        for i in range(count, entry.seeds + len(grid.points(entry.grid))):
-          names[f'{entry.arm.folder}/{i}'] = entry.arm.folder
-    return names
+      arm = entry.arm
+      count = sum(other.folder == arm.folder for other in arms.values())
+      for i in range(count, pool.number_of_runs(entry)):
+        arms[f'{arm.folder}/{i}'] = arm
+    return arms
 
   def counts(self, done: Done) -> str:
     """Returns the numbers of finished and of all runs, such as `'3 of 8'`."""
-    names = self._names(done)
-    return f'{len(names.keys() & done.keys())} of {len(names)}'
+    arms = self._arms(done)
+    return f'{len(arms.keys() & done.keys())} of {len(arms)}'
 
   def __call__(self, job: Job, done: Done) -> None:
-    names = self._names(done)
-    seconds: dict[str, list[float]] = {}
-    for name, outcome in done.items():
-      seconds.setdefault(name.partition('/')[0], []).append(outcome['seconds'])
-    known = [x for values in seconds.values() for x in values]
-    mean = sum(known) / len(known)
-    left = [kind for name, kind in names.items() if name not in done]
+    arms = self._arms(done)
+    seconds = collections.defaultdict(list)
+    spent = worked = 0.0
+    for name in arms.keys() & done.keys():
+      arm = arms[name]
+      seconds[arm.folder].append(done[name]['seconds'])
+      if self._work(arm):
+        spent += done[name]['seconds']
+        worked += self._work(arm)
+    left = [arm for name, arm in arms.items() if name not in done]
     total = sum(
-        sum(seconds[kind]) / len(seconds[kind]) if kind in seconds else mean
-        for kind in left
+        statistics.fmean(seconds[arm.folder]) if arm.folder in seconds
+        else self._work(arm) * spent / max(worked, 1.0)
+        for arm in left
     )
     outcome = done[job.name]
     loss = outcome.get(job.arm.metric)
@@ -65,7 +80,7 @@ class PoolProgress:
         f'{self.counts(done)}: {job.name}: '
         + ('' if loss is None else f'{job.arm.metric} {loss:.4f}, ')
         + f'{outcome["seconds"]:.0f} s; {len(left)} left, about '
-        f'{progress.format_seconds(total / self._workers)}',
+        + progress.format_seconds(total / self._workers),
         flush=True,
     )
 
@@ -76,6 +91,7 @@ def run_pool(
     done: Done,
     cores: Sequence[int],
     workers: int,
+    work: Callable[[Arm], float] = lambda arm: 1.0,
 ) -> dict[str, Outcome]:
   """Runs unfinished runs; prints each finished run and the time left.
 
@@ -87,6 +103,7 @@ def run_pool(
     done: Outcomes of finished runs.
     cores: Cores that workers are pinned to.
     workers: Number of runs at a time.
+    work: Argument of `PoolProgress`.
 
   Returns:
     All outcomes.
@@ -95,7 +112,7 @@ def run_pool(
     InterruptedError: a signal arrived; everything is saved.
     OSError: a worker was killed.
   """
-  report = PoolProgress(entries, workers)
+  report = PoolProgress(entries, workers, work)
   print(f'{report.counts(done)} runs are done', flush=True)
   context = multiprocessing.get_context('spawn')
   queue = context.Queue()

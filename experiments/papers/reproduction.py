@@ -148,7 +148,9 @@ def reproduce(
   cores = sorted(os.sched_getaffinity(0))
   workers = workers or len(cores)
   try:
-    pool_processes.run_pool(runner, entries, done, cores, workers)
+    pool_processes.run_pool(
+        runner, entries, done, cores, workers, scale.work
+    )
   finally:
     report = write(read())
   return report

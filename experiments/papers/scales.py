@@ -192,6 +192,14 @@ class Scale:
     )
     return round(tokens / (self.batch(arm.size) * self.length))
 
+  def work(self, arm: Arm) -> float:
+    """Returns tokens times parameters of a run, which its time follows."""
+    if arm.method == 'init' and not arm.task:
+      return 0.0
+    batch = self.tune_batch if arm.task else self.batch(arm.size)
+    tokens = self.steps(arm) * batch * self.length
+    return float(tokens * parameters(self.model(arm.size)))
+
   def _step_flops(self, arm: Arm) -> float:
     """Returns the FLOPs of a step of pre-training, all with the same mask."""
     shape = self.model(arm.size)
