@@ -76,7 +76,7 @@ def _plot_losses(
             color=style.COLORS[0], markeredgewidth=0)
     mean = sum(losses) / len(losses)
     ax.vlines(mean, place - 0.35, place + 0.35, color=style.COLORS[0])
-  ax.set_yticks(range(len(arms)), [arm.name for arm in arms])
+  ax.set_yticks(range(len(arms)), [arm.name for arm in arms], fontsize=8)
   ax.set_ylim(len(arms) - 0.4, -0.6)
   ax.set_xlabel(f'{arms[0].metric} (nats)')
   style.polish(ax)
@@ -93,6 +93,14 @@ def _place(comparison: Comparison, interval: Interval) -> str:
   if interval.high < comparison.margin:
     return _INSIDE
   return _OUTSIDE if interval.low > comparison.margin else _ACROSS
+
+
+def _label(finding: Finding, comparison: Comparison) -> str:
+  """Returns key and text, without the arms whose rates are used."""
+  text = comparison.text
+  for term in comparison.terms:
+    text = text.replace(term.arm.name, term.arm.folder)
+  return f'({finding.claim.key}) {text}'
 
 
 def _plot_differences(ax: Any, findings: Sequence[Finding]) -> None:
@@ -127,8 +135,7 @@ def _plot_differences(ax: Any, findings: Sequence[Finding]) -> None:
       frameon=False,
   )
   ax.set_yticks(
-      range(len(rows)), [f'({f.claim.key}) {c.text}' for f, _, c, *_ in rows],
-      fontsize=8,
+      range(len(rows)), [_label(f, c) for f, _, c, *_ in rows], fontsize=8
   )
   ax.set_ylim(len(rows) - 0.4, -0.6)
   ax.axvline(0, color=style.GREY, linewidth=0.8)
