@@ -201,7 +201,7 @@ def test_the_dense_stage_continues_the_cosine_or_is_warmed_up_anew(tasks):
   assert max(rates(anew)[start:]) == pytest.approx(max(rates(anew)))
 
 
-def test_arms_of_the_scale_density_differ_in_what_their_names_say():
+def test_arms_of_the_scale_density_differ_in_one_setting_each():
   def config_of(arm, **point):
     return create_config(
         Job(arm, {'rate': 8e-3} | point, 1), DENSITY, 'x', 'tasks'
