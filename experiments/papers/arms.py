@@ -30,7 +30,8 @@ class Arm:
       is tuned.
     flops_of: Arm whose pre-training FLOPs this one trains on, in steps of its
       own; `None`: it reads as many tokens as its size demands.
-    stage: How `'variable'` continues, see `Scale.stages`; `None`: it is tuned.
+    stage: Learning rate of the dense stage of `'variable'`, as in
+      `Scale.stages`; `None`: the best of those, by the loss.
     mup: Whether the parameterization is sparse muP, of which a dense model of
       the main size is the base, rather than the standard one.
 

@@ -36,7 +36,7 @@ class PoolProgress:
       self,
       entries: Sequence[Entry],
       workers: int,
-      work: Callable[[Arm], float] = lambda arm: 1.0,
+      work: Callable[[Arm], float],
   ):
     self._entries = entries
     self._workers = workers
