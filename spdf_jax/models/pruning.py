@@ -98,11 +98,12 @@ def prune_blocks(
   for i in range(config.n_layers):
     name = f'h_{i}'
     totals: dict[str, jax.Array] = {}
+    layer = jax.tree.map(jnp.asarray, params[name])
     with jax.default_matmul_precision('highest'):
       for x in outputs:
-        totals = observe(params[name], totals, x, *arguments[i])
-        # One call at a time, since each has a copy of the block.
-        jax.block_until_ready(totals)
+        totals = observe(layer, totals, x, *arguments[i])
+    # The matrices are read again one by one, since a block may be large.
+    del layer
     statistics = {
         path: total for key, total in totals.items() for path in key.split(',')
     }
