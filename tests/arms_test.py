@@ -34,9 +34,14 @@ from spdf_jax.training import metrics
 
 pytestmark = pytest.mark.papers
 
-FAIR, FLOPS, LLAMA, DENSITY = (
-    scales.SCALES[name] for name in ('fair', 'flops', 'llama', 'density')
+FAIR, FLOPS, LLAMA, DENSITY, BLOCKS = (
+    scales.SCALES[name]
+    for name in ('fair', 'flops', 'llama', 'density', 'blocks')
 )
+OTHERS = [
+    pytest.param(scale, id=name) for name, scale in scales.SCALES.items()
+    if name not in ('smoke', 'fair')
+]
 SCALE = dataclasses.replace(
     scales.SCALES['smoke'], claims=FAIR.claims,
     sizes={
@@ -49,11 +54,13 @@ SMALL_LLAMAS = [
     dataclasses.replace(
         scale, corpus='', layers=1, length=48, tune_steps=12, batches=4,
         sizes={
-            name: dataclasses.replace(size, width=32 if name else 16)
+            name: dataclasses.replace(
+                size, width=32 if name or scale is BLOCKS else 16
+            )
             for name, size in scale.sizes.items()
         },
     )
-    for scale in (LLAMA, DENSITY)
+    for scale in (LLAMA, DENSITY, BLOCKS)
 ]
 INIT, RIGL, SET = Arm('init'), Arm('rigl', 0.9), Arm('set', 0.9)
 PRUNED, LONGER = Arm('pruned', 0.75), Arm('longer')
@@ -225,6 +232,29 @@ def test_arms_of_the_scale_density_differ_in_one_setting_each():
   assert (rewarmed.peak, rewarmed.warmup) == (pytest.approx(2.4e-3), '22 steps')
 
 
+def test_arms_of_the_scale_blocks_differ_in_their_structure_alone():
+  def config_of(arm):
+    job = Job(arm, {'rate': 8e-3}, 1)
+    return create_config(job, BLOCKS, 'x', 'tasks').to_dict()
+
+  def split(arm):
+    config = config_of(arm)
+    structure = config['phases']['pretrain']['algorithm'].pop('structure')
+    return config, structure
+
+  anywhere, structure = split(scales.STATIC_75)
+  assert structure == 'unstructured'
+  small, _, large = map(scales.structured, scales.BALANCED)
+  for arm, side, balanced in (
+      (small, 8, True), (large, 32, True), (scales.UNBALANCED, 32, False)
+  ):
+    assert split(arm) == (anywhere, dict(
+        structure='block', inputs=side, outputs=side, balanced=balanced
+    ))
+    tuned = scales.tuned(arm), scales.tuned(scales.STATIC_75)
+    assert config_of(tuned[0]) == config_of(tuned[1])
+
+
 def test_phases_of_the_scale_fair_are_those_of_the_protocol():
   def phases(arm, **point):
     config = create_config(
@@ -360,7 +390,7 @@ def test_the_protocol_states_margins_and_seeds_of_primary_claims():
     assert int(rows[key][2]) == min(seeds[arm] for arm in CLAIMS[key].arms)
 
 
-@pytest.mark.parametrize('scale', [FLOPS, LLAMA], ids=['flops', 'llama'])
+@pytest.mark.parametrize('scale', OTHERS)
 def test_the_other_protocols_state_their_sizes(scale):
   rows = {row[0]: row[1:] for row in rows_of(scale, 7)}
   for name in scale.sizes:
@@ -373,7 +403,7 @@ def test_the_other_protocols_state_their_sizes(scale):
     ]
 
 
-@pytest.mark.parametrize('scale', [FLOPS, LLAMA], ids=['flops', 'llama'])
+@pytest.mark.parametrize('scale', OTHERS)
 def test_the_other_protocols_state_margins_and_seeds_of_all_claims(scale):
   seeds = {entry.arm: entry.seeds for entry in entries_of(scale)}
   stated = []

@@ -202,7 +202,10 @@ GOOD = {
     'variable-90+e2e': -0.02, 'variable-90+webnlg': 0.1,
     'static-75_rotary-w96': 0.1, 'variable-90_rotary-w96': 0.05,
     'static-75_w96': 0.08, 'static-75_w128': 0.08,
-    'variable-90-continue_w96': 0.2,
+    'variable-90-continue_w96': 0.2, 'static-75-unbalanced-32': 0.2,
+} | {
+    f'static-75-blocks-{side}{task}': loss
+    for side in (8, 16, 32) for task, loss in (('', 0.08), ('+task', 0.03))
 } | {
     f'dense{name}{task}': 0.2
     for name in (

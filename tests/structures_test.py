@@ -65,6 +65,10 @@ CASES = {
         [alone(g) for g in groups(1, 12)],
     ),
     'blocks': (structures.block(2, 3), 0.6, [groups(2, 3)]),
+    'balanced blocks': (
+        structures.block(2, 3, balanced=True), 0.6,
+        [groups(2, 3)[column::4] for column in range(4)],
+    ),
     'inputs': (structures.channel('inputs'), 0.5, [groups(1, 12)]),
     'outputs': (structures.channel('outputs'), 0.75, [groups(8, 1)]),
 }

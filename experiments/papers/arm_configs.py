@@ -16,6 +16,15 @@ TUNING_EVALUATIONS = 8
 AGES = {'age': 0, 'age-warmup': 1}
 """Stages with ages of weights, without or with a warm-up of revived ones."""
 
+STRUCTURES = {
+    name: dict(structure='block', inputs=side, outputs=side, balanced=balanced)
+    for name, side, balanced in (
+        ('blocks-8', 8, True), ('blocks-16', 16, True), ('blocks-32', 32, True),
+        ('unbalanced-32', 32, False),
+    )
+}
+"""Square blocks; columns of blocks keep equally many, or as they happen to."""
+
 
 def create_config(
     job: Job, scale: Scale, corpus: str, tasks: str
@@ -104,7 +113,9 @@ def _algorithm(arm: Arm) -> dict[str, Any]:
   """Returns the algorithm of a pre-training phase."""
   if arm.method in ('init', 'dense'):
     return dict(name='dense')
-  algorithm = dict(name=arm.method, sparsity=arm.sparsity)
+  algorithm: dict[str, Any] = dict(name=arm.method, sparsity=arm.sparsity)
+  if arm.structure:
+    algorithm['structure'] = STRUCTURES[arm.structure]
   if arm.method == 'granet':
     # The post defines GraNet as RigL with rising sparsity.
     rise = dict(schedule='cubic', initial=0.5, final=arm.sparsity, steps='75%')

@@ -34,6 +34,8 @@ class Arm:
       `Scale.stages`; `None`: the best of those, by the loss.
     mup: Whether the parameterization is sparse muP, of which a dense model of
       the main size is the base, rather than the standard one.
+    structure: Structure of the mask of `'static'`, one of
+      `arm_configs.STRUCTURES`; `''`: zeros anywhere.
 
   Example:
     >>> tuned = Arm('static', 0.75, size='small', task='task')
@@ -50,6 +52,7 @@ class Arm:
   flops_of: 'Arm | None' = None
   stage: str | float | None = None
   mup: bool = False
+  structure: str = ''
 
   @property
   def folder(self) -> str:
@@ -60,6 +63,7 @@ class Arm:
         + (f'-at-{self.flops_of.kind}' if self.flops_of else '')
         + (f'-{self.stage}' if self.stage else '')
         + ('-mup' if self.mup else '')
+        + (f'-{self.structure}' if self.structure else '')
         + (f'_{self.size}' if self.size else '')
         + (f'+{self.task}' if self.task else '')
         + ('-sparse' if self.sparse_tuning else '')

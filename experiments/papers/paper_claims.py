@@ -18,10 +18,12 @@ _ITERATIVE = 'Cerebras, 2022'
 _OWN_QUESTION = 'our question: the best model for given FLOPs'
 
 # Non-inferiority margins in nats: of fine-tuned models of 50 and 75 % sparsity,
-# of Variable SPDF against dense, and of a pruned against a dense model.
+# of Variable SPDF against dense, of a pruned against a dense model, and of
+# blocks of zeros against single ones.
 _MARGINS = {scales.STATIC_50: 0.02, scales.STATIC_75: 0.05}
 _MATCHES = 0.05
 _RECOVERS = 0.01
+_BLOCKS_COST = 0.02
 
 
 def _gaps(metric: str):
@@ -212,6 +214,36 @@ _ALL = (
                 arms.PRETRAINED,
             )
             for stage in scales.STAGES
+        ),
+        claims.SECONDARY,
+    ),
+    Claim(
+        'blocks', 'zeros in blocks cost a static mask nothing', 'our question',
+        tuple(
+            claims.better(
+                scales.structured(structure), scales.STATIC_75,
+                arms.PRETRAINED, _BLOCKS_COST
+            )
+            for structure in scales.BALANCED
+        ),
+        claims.SECONDARY,
+    ),
+    Claim(
+        'balance', 'blocks of 32 are better with equally many in each column',
+        'our question',
+        (claims.better(
+            scales.structured('blocks-32'), scales.UNBALANCED, arms.PRETRAINED
+        ),),
+        claims.SECONDARY,
+    ),
+    Claim(
+        'blocks-ft', 'nor do they after dense fine-tuning', 'our question',
+        tuple(
+            claims.better(
+                scales.tuned_structured(structure),
+                scales.tuned(scales.STATIC_75), arms.TUNED, _BLOCKS_COST
+            )
+            for structure in scales.BALANCED
         ),
         claims.SECONDARY,
     ),

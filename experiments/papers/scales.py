@@ -363,6 +363,17 @@ def rotary_control(arm: Arm, size: str) -> Arm:
   return Arm('dense', size=size, rate_of=arm)
 
 
+def _controls(size: str) -> tuple[Arm, ...]:
+  """Returns the arms of the gates of a size that has no fine-tuning."""
+  static = sized(STATIC_75, size)
+  dense = at_flops_of(static)
+  return (
+      dataclasses.replace(sized(DENSE, size), rate_of=dense),
+      dataclasses.replace(sized(CONTROL, size), rate_of=static),
+      rotary_control(dense, f'rotary-{size}'),
+  )
+
+
 _W64, _W96 = (sized(STATIC_75, size) for size in ('w64', 'w96'))
 _SMALL, _SMALL_64, _SMALL_96 = (
     Arm('dense', size=size) for size in ('small', 'small-w64', 'small-w96')
@@ -382,21 +393,11 @@ FLOPS = dataclasses.replace(
         'variable', 'variable-e2e', 'rotary', 'variable-rotary',
     ),
     blocks=(
-        # E2
+        # E2, and the arms of its gates
         Block((at_flops_of(_W64), _SMALL_64, _W64), 8),
+        Block(_controls('w64'), 2),
         Block((at_flops_of(_W96), _SMALL_96, _W96), 5),
-        Block((
-            dataclasses.replace(
-                sized(DENSE, 'w64'), rate_of=at_flops_of(_W64)
-            ),
-            dataclasses.replace(sized(CONTROL, 'w64'), rate_of=_W64),
-            dataclasses.replace(
-                sized(DENSE, 'w96'), rate_of=at_flops_of(_W96)
-            ),
-            dataclasses.replace(sized(CONTROL, 'w96'), rate_of=_W96),
-            rotary_control(at_flops_of(_W64), 'rotary-w64'),
-            rotary_control(at_flops_of(_W96), 'rotary-w96'),
-        ), 2),
+        Block(_controls('w96'), 2),
         # E1
         Block(_E1, 5),
         Block((CONTROL,), 2),
@@ -530,6 +531,42 @@ DENSITY = dataclasses.replace(
     protocol='PROTOCOL-4.md',
 )
 
+BALANCED = 'blocks-8', 'blocks-16', 'blocks-32'
+"""Structures of the scale blocks with equally many blocks in each column."""
+
+
+def structured(structure: str) -> Arm:
+  """Returns static 75 % with zeros in a structure."""
+  return dataclasses.replace(STATIC_75, structure=structure)
+
+
+def tuned_structured(structure: str) -> Arm:
+  """Returns its dense fine-tuning, at the rate of that of zeros anywhere."""
+  return tuned(structured(structure), rate_of=tuned(STATIC_75))
+
+
+UNBALANCED = dataclasses.replace(
+    structured('unbalanced-32'), rate_of=structured('blocks-32')
+)
+
+
+BLOCKS = dataclasses.replace(
+    LLAMA,
+    claims=('blocks', 'balance', 'blocks-ft'),
+    blocks=(
+        Block((STATIC_75, *map(structured, BALANCED), UNBALANCED), 5),
+        Block(tuple(
+            dataclasses.replace(arm, rate_of=STATIC_75)
+            for arm in (DENSE, CONTROL)
+        ), 3),
+        Block((tuned(STATIC_75), *map(tuned_structured, BALANCED)), 5),
+    ),
+    sizes={'': Size(128, (8e-3, 1.6e-2, 3.2e-2), d_ff=384, rotary=True)},
+    tokens_per_parameter=1.25,
+    tasks={'task': ('e2e', 'e2e', 1)},
+    protocol='PROTOCOL-5.md',
+)
+
 SCALES = {
     'smoke': dataclasses.replace(
         FAIR, claims=('a', 'd-ft', 'e', 'g1', 'h'),
@@ -547,5 +584,6 @@ SCALES = {
     'flops': FLOPS,
     'llama': LLAMA,
     'density': DENSITY,
+    'blocks': BLOCKS,
 }
 """Scales by name: for CI, for nights on two cores, and for some core-hours."""

@@ -150,12 +150,14 @@ def balanced(groups: int | None, axis: str = 'outputs') -> Structure:
 
 
 @names.printed_as_call
-def block(inputs: int, outputs: int) -> Structure:
+def block(inputs: int, outputs: int, balanced: bool = False) -> Structure:
   """Keeps or prunes whole blocks of weights; a layer is one group of blocks.
 
   Args:
     inputs: Number of rows of a block.
     outputs: Number of columns of a block.
+    balanced: Whether each column of blocks is a group of its own, so that all
+      keep equally many: a random mask leaves no output without inputs.
 
   Returns:
     The structure.
@@ -167,10 +169,15 @@ def block(inputs: int, outputs: int) -> Structure:
   Example:
     >>> block(4, 4).unit_shape((2, 8, 16))
     (2, 2, 4)
+    >>> block(4, 4, balanced=True).unit_shape((2, 8, 16))
+    (8, 2, 1)
   """
   _check_size('inputs', inputs)
   _check_size('outputs', outputs)
-  return _blocks(lambda shape: (inputs, outputs), f'block({inputs}, {outputs})')
+  blocks = _blocks(
+      lambda shape: (inputs, outputs), f'block({inputs}, {outputs})'
+  )
+  return _by_column(blocks) if balanced else blocks
 
 
 @names.printed_as_call
@@ -225,6 +232,25 @@ def _blocks(
     return mask.reshape(shape)
 
   return Structure(lambda sparsity: None, unit_shape, reduce, expand)
+
+
+def _by_column(structure: Structure) -> Structure:
+  """Returns a structure that ranks the units of each column by themselves."""
+
+  def unit_shape(shape):
+    layers, a, b = structure.unit_shape(shape)
+    return layers * b, a, 1
+
+  def reduce(scores):
+    return structure.reduce(scores).swapaxes(1, 2)[..., None]
+
+  def expand(mask, shape):
+    layers, a, b = structure.unit_shape(shape)
+    return structure.expand(mask.reshape(layers, b, a).swapaxes(1, 2), shape)
+
+  return structure._replace(
+      unit_shape=unit_shape, reduce=reduce, expand=expand
+  )
 
 
 def _sum_dtype(dtype: Any) -> Any:
