@@ -14,6 +14,7 @@ import pytest
 
 from experiments.papers import arm_report
 from experiments.papers import pool_processes
+from experiments.papers import pool_worker
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
 from experiments.papers.pool import all_jobs
@@ -311,6 +312,24 @@ def test_any_outcomes_and_weights_that_are_left_lead_to_the_same(known, disk):
       ENTRIES, {name: ALL[name] for name in known}, known & disk
   )
   assert len(order) == len(set(order))
+
+
+def test_seconds_of_interrupted_attempts_count(tmp_path):
+  def work(workdir, end=None):
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+      pass
+    if end:
+      raise end
+    return {}
+
+  with pytest.raises(InterruptedError):
+    pool_worker.run_job(tmp_path, lambda workdir: work(
+        workdir, InterruptedError()
+    ))
+  outcome = pool_worker.run_job(tmp_path, work)
+  assert 0.5 < outcome['seconds'] < 5
+  assert pool_worker.run_job(tmp_path, work) == outcome
 
 
 def test_no_more_runs_than_workers_at_a_time():

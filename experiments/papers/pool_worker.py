@@ -41,6 +41,9 @@ _SCORED_AT_ONCE = 32
 OUTCOME = 'outcome.json'
 """File of the outcome in the folder of a finished run."""
 
+_SPENT = 'spent.json'
+"""File of the processor seconds of the last attempt and those before it."""
+
 
 class Runner(NamedTuple):
   """Callable that runs the jobs of a scale; it is sent to worker processes.
@@ -112,13 +115,19 @@ def run_job(
   try:
     if (workdir / OUTCOME).exists():  # Another machine has run it.
       return json_files.read_json(workdir / OUTCOME)
-    started = time.process_time()
-    with log_to(workdir / 'log.txt'):
-      outcome = run(workdir)
+    spent = workdir / _SPENT
+    earlier = json_files.read_json(spent) if spent.exists() else 0.0
+    # Processor time does not count the time that a process was suspended.
+    started = time.process_time() - earlier
+    try:
+      with log_to(workdir / 'log.txt'):
+        outcome = run(workdir)
+    finally:
+      seconds = round(time.process_time() - started, 1)
+      json_files.write_json(spent, seconds, indent=0)
     # No other run uses the compiled programs, which would add up to gigabytes.
     jax.clear_caches()
-    # Processor time does not count the time that a process was suspended.
-    outcome['seconds'] = round(time.process_time() - started, 1)
+    outcome['seconds'] = seconds
     json_files.write_json(workdir / OUTCOME, outcome, indent=2)
     return outcome
   finally:
