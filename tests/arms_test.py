@@ -24,6 +24,8 @@ from experiments.papers.gates import arms_of_gates
 from experiments.papers.paper_claims import CLAIMS
 from experiments.papers.pool import Job
 from experiments.papers.pool_identity import RESULTS
+from experiments.papers.scale import parameters
+from experiments.papers.scale import Size
 from spdf_jax import files
 from spdf_jax import training
 from spdf_jax.costs.flops import training_flops
@@ -45,8 +47,8 @@ OTHERS = [
 SCALE = dataclasses.replace(
     scales.SCALES['smoke'], claims=FAIR.claims,
     sizes={
-        '': scales.Size(16, (1e-2,)), 'small': scales.Size(16, (1e-2,)),
-        'large': scales.Size(32, (1e-2,)),
+        '': Size(16, (1e-2,)), 'small': Size(16, (1e-2,)),
+        'large': Size(32, (1e-2,)),
     },
     tasks=dict.fromkeys(('task', 'hard'), ('jsonl', '', 1)),
 )
@@ -188,7 +190,7 @@ def test_variable_spdf_costs_what_static_75_costs(tasks):
   # As many steps as the scale fair has at its main size: a multiple of 6.
   steps = FAIR.steps(scales.DENSE)
   read = steps * SCALE.batch_size * SCALE.length
-  tokens = read / scales.parameters(SCALE.model(''))
+  tokens = read / parameters(SCALE.model(''))
   scale = dataclasses.replace(SCALE, tokens_per_parameter=tokens)
   variable = run_of(scales.VARIABLE, tasks, scale=scale)
   static = run_of(scales.STATIC_75, tasks, scale=scale)
@@ -374,7 +376,7 @@ def test_the_protocol_states_the_sizes_of_the_scale():
   for row, size in (('small', 'small'), ('main', ''), ('large', 'large')):
     width, count, read, steps = rows[row]
     assert FAIR.sizes[size].width == int(width)
-    found = scales.parameters(FAIR.model(size))
+    found = parameters(FAIR.model(size))
     assert count == f'{found:,}' and read == f'{20 * found / 1e6:.2f}M'
     assert steps == f'{FAIR.steps(scales.sized(scales.DENSE, size)):,}'
 
@@ -397,7 +399,7 @@ def test_the_other_protocols_state_their_sizes(scale):
     model = scale.model(name)
     assert rows[name or 'main'] == [
         f'{number:,}' for number in (
-            model.d_model, model.n_heads, model.d_ff, scales.parameters(model),
+            model.d_model, model.n_heads, model.d_ff, parameters(model),
             scale.batch(name), scale.steps(Arm('dense', size=name)),
         )
     ]

@@ -8,7 +8,7 @@ from configs import common
 from experiments.papers import arms
 from experiments.papers.arms import Arm
 from experiments.papers.pool import Job
-from experiments.papers.scales import Scale
+from experiments.papers.scale import Scale
 
 TUNING_EVALUATIONS = 8
 """Evaluations of a fine-tuning, of which the best decides its checkpoint."""

@@ -9,7 +9,7 @@ from experiments.papers import arms
 from experiments.papers import scales
 from experiments.papers.arms import Arm
 from experiments.papers.pool import Outcome
-from experiments.papers.scales import Scale
+from experiments.papers.scale import Scale
 from spdf_jax.runs import style
 
 _LABELS = 'dense', 'smaller dense', 'static 75 %', 'Variable'

@@ -24,7 +24,9 @@ from experiments.papers.claims import Claim
 from experiments.papers.claims import Measured
 from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
-from experiments.papers.scales import Scale
+from experiments.papers.scale import EPOCHS
+from experiments.papers.scale import Scale
+from experiments.papers.scale import TOKENS_PER_PARAMETER
 
 MARGIN = 0.1
 """Smallest difference in G1, G2, G5 and G6, in nats."""
@@ -116,14 +118,14 @@ def check(
   for entry in {entry.arm: entry for entry in entries}.values():
     if entry.arm.rate_of is None and 'rate' in entry.grid:
       gates.append(_inside(entry, chosen[entry.arm], done))
-  enough = scale.tokens_per_parameter >= scales.TOKENS_PER_PARAMETER
+  enough = scale.tokens_per_parameter >= TOKENS_PER_PARAMETER
   gates.append(Gate(
       'G4', None,
-      f'at least {scales.TOKENS_PER_PARAMETER} tokens per parameter, at most '
-      f'{scales.EPOCHS} epochs',
+      f'at least {TOKENS_PER_PARAMETER} tokens per parameter, at most '
+      f'{EPOCHS} epochs',
       f'{scale.tokens_per_parameter:g} tokens per parameter, '
       f'{scale.epochs} epochs at most',
-      enough and scale.epochs <= scales.EPOCHS,
+      enough and scale.epochs <= EPOCHS,
   ))
   if 'G5' in scale.gates:
     gates += [_leaves_plateau(scale, size, measured) for size in sizes]

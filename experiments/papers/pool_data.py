@@ -5,7 +5,7 @@ import os
 import pathlib
 from typing import NamedTuple
 
-from experiments.papers.scales import Scale
+from experiments.papers.scale import Scale
 from spdf_jax import data
 from spdf_jax import files
 

@@ -9,8 +9,8 @@ import pathlib
 import subprocess
 from typing import Any
 
-from experiments.papers.scales import Scale
-from experiments.papers.scales import Size
+from experiments.papers.scale import Scale
+from experiments.papers.scale import Size
 from spdf_jax import files
 
 RESULTS = pathlib.Path(__file__).parents[1] / 'results'

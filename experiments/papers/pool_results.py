@@ -20,7 +20,7 @@ from experiments.papers.claims import judge
 from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
 from experiments.papers.pool import Outcome
-from experiments.papers.scales import Scale
+from experiments.papers.scale import Scale
 from spdf_jax import files
 from spdf_jax.runs import style
 

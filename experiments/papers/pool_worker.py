@@ -21,7 +21,7 @@ from experiments.papers import json_files
 from experiments.papers import subspaces
 from experiments.papers.pool import Job
 from experiments.papers.pool import Outcome
-from experiments.papers.scales import Scale
+from experiments.papers.scale import Scale
 from experiments.scores import language_models
 from experiments.scores import sheets
 from experiments.scores import task_scores

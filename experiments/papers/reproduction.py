@@ -15,7 +15,7 @@ from experiments.papers import pool_results
 from experiments.papers import pool_worker
 from experiments.papers import scales
 from experiments.papers.pool import Entry
-from experiments.papers.scales import Scale
+from experiments.papers.scale import Scale
 from spdf_jax import files
 from spdf_jax import names
 

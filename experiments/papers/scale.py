@@ -1,0 +1,285 @@
+"""What the runs of a scale of experiments.reproduce have in common."""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from configs import claims as base
+from experiments.papers.arms import Arm
+from experiments.papers.arms import with_parents
+from experiments.papers.pool import Entry
+from spdf_jax import models
+from spdf_jax.costs import flops
+from spdf_jax.training.config import parse
+
+TOKENS_PER_PARAMETER = 20
+EPOCHS = 4
+"""Limits of gate G4: fewest tokens per parameter, and most epochs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """A size of the models of a scale.
+
+  Attributes:
+    width: Width of the model.
+    rates: Peak learning rates that pre-training is tuned over.
+    batch_size: Sequences in a batch of pre-training; `None`: the scale's.
+    n_heads: Number of heads; `None`: heads of 16.
+    d_ff: Width of the hidden layers; `None`: four times the width.
+    rotary: Whether the model is a Llama, with rotary positions.
+    tokens_of: Name of the size whose pre-training reads as many tokens; `None`:
+      this one, by its own parameters.
+  """
+
+  width: int
+  rates: tuple[float, ...]
+  batch_size: int | None = None
+  n_heads: int | None = None
+  d_ff: int | None = None
+  rotary: bool = False
+  tokens_of: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """Arms that are run together, before those of later blocks.
+
+  Attributes:
+    arms: The arms.
+    seeds: Number of judging seeds.
+  """
+
+  arms: tuple[Arm, ...]
+  seeds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+  """Settings that the runs of a scale have in common.
+
+  Attributes:
+    claims: Keys of the claims.
+    blocks: Arms that are run, in order.
+    sizes: Sizes by name; `''` is the main one.
+    layers: Layers of all models.
+    length: Tokens of a sequence.
+    batch_size: Sequences in a batch of pre-training.
+    tokens_per_parameter: Tokens of a pre-training, as a multiple of the
+      model's parameters.
+    stages: Learning rates tried for the dense stage of Variable SPDF:
+      `'continue'` continues the schedule of the first stage, a number warms up
+      again to that share of its peak, one of `arm_configs.AGES` continues with
+      ages of weights.
+    rounds: Rounds of iterative pruning.
+    round_share: Steps of a round, as a share of those of a pre-training.
+    tune_batch: Sequences in a batch of fine-tuning.
+    tune_steps: Steps of a fine-tuning.
+    tune_rates: Peak learning rates that fine-tuning is tuned over.
+    corpus: Folder of the corpus, relative to that of the data; `''`: the
+      sources of Python's standard library.
+    tokenizer: Tokenizer, see `data.prepare_corpus` and `data.prepare_files`.
+    tasks: Tasks by name: kind of the task, its folder relative to that of the
+      data, and n if every n-th example is trained on.
+    batches: Number of batches of 16 sequences that losses are measured on.
+    micro_batches: Number of micro-batches of a batch.
+    matmul: Value of `config.matmul`.
+    epochs: Largest number of epochs of the corpus.
+    demonstration: Whether the scale may violate gate G4; then its claims get no
+      verdict.
+    protocol: File of the protocol in `experiments/results`.
+    gates: Keys of the gates.
+    tuning_seeds: See `pool.Entry`.
+    spread: See `pool.Entry`.
+    repeat_every: See `pool.Entry`.
+    scored: Whether fine-tuning ends with its best checkpoint, whose target loss
+      and texts are scored on the whole test split.
+
+  Raises:
+    ValueError: gate G4 is violated and the scale is no demonstration.
+  """
+
+  claims: tuple[str, ...]
+  blocks: tuple[Block, ...]
+  sizes: Mapping[str, Size]
+  layers: int
+  length: int
+  batch_size: int
+  tokens_per_parameter: float
+  stages: tuple[str | float, ...]
+  rounds: int
+  round_share: float
+  tune_batch: int
+  tune_steps: int
+  tune_rates: tuple[float, ...]
+  corpus: str
+  tokenizer: str
+  tasks: Mapping[str, tuple[str, str, int]]
+  batches: int
+  micro_batches: int = 1
+  matmul: str = 'auto'
+  epochs: int = 1
+  demonstration: bool = False
+  protocol: str = 'PROTOCOL.md'
+  gates: tuple[str, ...] = ('G1', 'G2', 'G3', 'G4')
+  tuning_seeds: tuple[int, ...] = (0,)
+  spread: float = math.inf
+  repeat_every: int = 0
+  scored: bool = False
+
+  def __post_init__(self):
+    if self.demonstration:
+      return
+    if self.tokens_per_parameter < TOKENS_PER_PARAMETER:
+      raise ValueError(
+          f'tokens_per_parameter is {self.tokens_per_parameter}; gate G4 '
+          f'requires {TOKENS_PER_PARAMETER} or more: raise it, or make the '
+          'scale a demonstration, which gives no verdicts.'
+      )
+    if self.epochs > EPOCHS:
+      raise ValueError(
+          f'epochs is {self.epochs}; gate G4 allows {EPOCHS}: reduce it, or '
+          'make the scale a demonstration, which gives no verdicts.'
+      )
+
+  @property
+  def vocab_size(self) -> int:
+    """Size of the vocabulary."""
+    words = self.tokenizer.removeprefix('bpe-')
+    return 257 if words == 'bytes' else int(words)
+
+  def model(self, size: str) -> models.DecoderConfig:
+    """Returns the config of the models of a size."""
+    return parse(self.base_config(size)).model.sizes
+
+  def base_config(self, size: str) -> ml_collections.ConfigDict:
+    """Returns the config that the runs of a size have in common."""
+    found = self.sizes[size]
+    config = base.get_config(
+        f'width={found.width},layers={self.layers},length={self.length}'
+    )
+    config.model.vocab_size = self.vocab_size
+    if found.n_heads:
+      config.model.n_heads = found.n_heads
+    if found.rotary:
+      # Three matrices of this width have as many weights as GPT's two.
+      config.model.update(preset='llama-1.3b', tied=True)
+      config.model.d_ff = 8 * round(found.width / 3)
+    if found.d_ff:
+      config.model.d_ff = found.d_ff
+    return config
+
+  def batch(self, size: str) -> int:
+    """Returns the number of sequences in a batch of pre-training."""
+    return self.sizes[size].batch_size or self.batch_size
+
+  def steps(self, arm: Arm) -> int:
+    """Returns the steps of a pre-training, or of a fine-tuning."""
+    if arm.task:
+      return self.tune_steps
+    if arm.flops_of is not None:
+      other = arm.flops_of
+      ratio = self._step_flops(other) / self._step_flops(arm)
+      return round(self.steps(other) * ratio)
+    tokens = self.tokens_per_parameter * parameters(
+        self.model(self.reference(arm.size))
+    )
+    return round(tokens / (self.batch(arm.size) * self.length))
+
+  def work(self, arm: Arm) -> float:
+    """Returns tokens times parameters of a run, which its time follows."""
+    if arm.method == 'init' and not arm.task:
+      return 0.0
+    batch = self.tune_batch if arm.task else self.batch(arm.size)
+    tokens = self.steps(arm) * batch * self.length
+    return float(tokens * parameters(self.model(arm.size)))
+
+  def _step_flops(self, arm: Arm) -> float:
+    """Returns the FLOPs of a step of pre-training, all with the same mask."""
+    shape = self.model(arm.size)
+    return self.batch(arm.size) * flops.training_flops(
+        shape, self.length, arm.sparsity
+    )
+
+  def entries(self, claims_arms: list[Arm]) -> list[Entry]:
+    """Returns the pool's entries: arms of the blocks that claims need.
+
+    Args:
+      claims_arms: Arms of claims and gates.
+
+    Returns:
+      Entries in the order of the blocks, each after its parent. An arm has an
+      entry in each block that adds seeds to those of the blocks before.
+
+    Raises:
+      ValueError: an arm is in no block.
+    """
+    needed = set(with_parents(claims_arms))
+    seeds: dict[Arm, int] = {}
+    found = []
+    for block in self.blocks:
+      for arm in with_parents(list(block.arms)):
+        if seeds.get(arm, -1) < block.seeds:
+          seeds[arm] = block.seeds
+          found.append((arm, block.seeds))
+    missing = sorted(arm.name for arm in needed - set(seeds))
+    if missing:
+      raise ValueError(
+          f'claims need {", ".join(missing)}, which this scale does not train; '
+          f'choose claims of {", ".join(self.claims)}.'
+      )
+    return [
+        Entry(
+            arm, self._grid(arm), n, not self.demonstration, self.tuning_seeds,
+            self.spread, self.repeat_every,
+        )
+        for arm, n in found if arm in needed
+    ]
+
+  def find(
+      self, method: str, sparsity: float = 0.0, size: str = '', task: str = ''
+  ) -> Arm | None:
+    """Returns the arm of the blocks with these values, at its own length."""
+    return next((
+        arm for block in self.blocks for arm in block.arms
+        if (arm.method, arm.sparsity, arm.size, arm.task)
+        == (method, sparsity, size, task)
+        and arm.flops_of is None and not arm.sparse_tuning
+    ), None)
+
+  def reference(self, size: str) -> str:
+    """Returns the size that a size takes its number of tokens from."""
+    other = self.sizes[size].tokens_of
+    return size if other is None else other
+
+  def _grid(self, arm: Arm) -> dict[str, tuple]:
+    if arm.method == 'init' and not arm.task:
+      return {}
+    if arm.task:
+      return {'rate': self.tune_rates}
+    grid: dict[str, tuple] = {'rate': self.sizes[arm.size].rates}
+    if arm.method == 'variable' and not arm.stage:
+      grid['stage'] = self.stages
+    return grid
+
+
+@functools.cache
+def parameters(config: models.DecoderConfig) -> int:
+  """Returns the number of parameters of a model.
+
+  Example:
+    >>> from experiments.papers.scales import FAIR
+    >>> parameters(FAIR.model(''))
+    232896
+  """
+  shapes = jax.eval_shape(
+      models.model_of(config).init, jax.random.key(0),
+      jnp.zeros((1, 2), jnp.int32),
+  )
+  return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
