@@ -167,6 +167,22 @@ def test_results_of_another_protocol_scale_or_data_are_refused(tmp_path):
   assert_one_sentence(str(error.value))
 
 
+def test_a_corpus_is_known_by_its_tokens_not_by_its_files(tmp_path):
+  def fingerprints(name, suffix, text):
+    source = tmp_path / name
+    (source / 'books').mkdir(parents=True)
+    for i in range(8):
+      (source / 'books' / f'{i}{suffix}').write_text(f'{text} {i} ' * 200)
+    scale = dataclasses.replace(FAIR, tasks={})
+    return pool_data.prepare(
+        scale, str(source), tmp_path / f'{name}-out'
+    ).fingerprints
+
+  first = fingerprints('a', '.txt', 'word')
+  assert fingerprints('b', '.md', 'word') == first
+  assert fingerprints('c', '.txt', 'ward') != first
+
+
 def prepared(scale, source, directory):
   """Replaces `pool_data.prepare`: reads no data."""
   directory.mkdir(parents=True, exist_ok=True)

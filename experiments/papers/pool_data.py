@@ -1,5 +1,6 @@
 """Data of experiments.reproduce: corpus and tasks, prepared in one folder."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -67,12 +68,19 @@ def prepare(scale: Scale, source: str, directory: pathlib.Path) -> Prepared:
         name, tokenizer=scale.tokenizer, cache_dir='~/.cache/spdf_jax'
     )
   tasks = (directory / 'tasks').absolute()
-  fingerprints = {'corpus': corpus.fingerprint}
+  fingerprints = {'corpus': digest_tokens(corpus)}
   for name_of_task, (task, folder, every) in scale.tasks.items():
     whole = data.load_task(task, pathlib.Path(source, folder) if folder else '')
     fingerprints[name_of_task] = whole.fingerprint
     _write_share(whole, tasks / name_of_task, every, scale.batches * _PAIRS)
   return Prepared(name, str(tasks), fingerprints)
+
+
+def digest_tokens(corpus: data.Corpus) -> str:
+  """Returns a SHA-256 of the tokens of all splits, from whatever files."""
+  splits = corpus.train, corpus.validation, corpus.test
+  text = ' '.join(split.fingerprint for split in splits)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _write_share(
