@@ -41,6 +41,7 @@ include_patterns = [
     'results/*/README.md',
     'results/claims-fair/table.md',
     'results/claims-density/table.md',
+    'results/claims-flops/table.md',
     'results/claims-llama/table.md',
     'results/quickstart/report.md',
     'results/race/table.md',
