@@ -548,20 +548,27 @@ void Test(const Case& c,
 }  // namespace
 
 int main() {
-  std::vector<const spdf::Kernels<float>*> floats;
-  for (const char* name : {"portable", "avx2", "avx512"}) {
-    const auto* kernels = spdf::FindKernels<float>(name);
-    if (kernels) floats.push_back(kernels);
+  // Those of block masks leave others to those of their instruction set.
+  std::vector<const spdf::Kernels<float>*> floats = {&spdf::kPortable};
+  std::vector<const spdf::Kernels<float>*> float_blocks;
+  std::vector<const spdf::Kernels<Bfloat16>*> bfloat16, bfloat16_blocks;
+#if defined(__x86_64__)
+  if (spdf::FindKernels<float>("avx2")) {
+    floats.push_back(&spdf::kAvx2);
+    float_blocks.push_back(&spdf::kAvx2blocks);
   }
-  // Those of block masks leave others to the first.
-  std::vector<const spdf::Kernels<Bfloat16>*> bfloat16, of_blocks;
+  if (spdf::FindKernels<float>("avx512")) {
+    floats.push_back(&spdf::kAvx512);
+    float_blocks.push_back(&spdf::kAvx512blocks);
+  }
   if (spdf::FindKernels<Bfloat16>()) {
     bfloat16 = {&spdf::kAvx512bf16};
-    of_blocks = {&spdf::kAvx512bf16, &spdf::kBlocks};
+    bfloat16_blocks = {&spdf::kBlocks};
     if (!std::strcmp(spdf::MatrixUnit(), "amx")) {
-      of_blocks.push_back(&spdf::kAmx);
+      bfloat16_blocks.push_back(&spdf::kAmx);
     }
   }
+#endif
   std::vector<Case> cases;
   for (int round = 0; round < kRounds; ++round) {
     for (const auto& shape : kShapes) {
@@ -603,10 +610,13 @@ int main() {
   cases.push_back({1100, 32, 64, Pattern::kFull, Gradient::kSame, false, true});
   for (const Case& c : cases) {
     Test(c, floats);
-    Test(c, c.inputs % 32 || c.outputs % 32 ? bfloat16 : of_blocks);
+    Test(c, bfloat16);
+    if (c.inputs % 32 || c.outputs % 32) continue;
+    Test(c, float_blocks);
+    Test(c, bfloat16_blocks);
   }
   for (const auto* kernels : floats) std::printf("%s ", kernels->name);
-  for (const auto* kernels : of_blocks) std::printf("%s ", kernels->name);
+  for (const auto* kernels : bfloat16) std::printf("%s ", kernels->name);
   std::printf("agree in %d cases\n",
               static_cast<int>(cases.size()));
 }

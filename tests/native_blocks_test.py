@@ -1,4 +1,4 @@
-"""Masks of whole blocks have kernels in bfloat16, and every sum one order.
+"""Masks of whole blocks have kernels, and every sum one order.
 
 The oracle is NumPy in float64. Other processors emulate the tiles of AMX: child
 processes build the kernels with `emulated_tiles.h` in place of the intrinsics.
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from native_test import ROUNDING
 from native_test import start_child
+from native_test import with_dtypes
 import numpy as np
 import pytest
 
@@ -21,8 +22,7 @@ from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator.native import library
 
 pytestmark = pytest.mark.skipif(
-    not native.is_available('bfloat16'),
-    reason='there are no kernels of bfloat16 here',
+    not native.is_available(), reason='there are no kernels here'
 )
 
 SIDE = 32
@@ -43,16 +43,16 @@ def draw_blocks(rng, rows, columns, sparsity):
 
 
 class Draw:
-  """Operands in bfloat16 and masks, drawn from a seed."""
+  """Operands and masks, drawn from a seed."""
 
-  def __init__(self, seed, tokens=None, stack=None):
+  def __init__(self, seed, tokens=None, stack=None, dtype='bfloat16'):
     rng = np.random.default_rng(seed)
     self.tokens = tokens or int(rng.integers(1, 301))
     inputs, outputs = SIDE * rng.integers(1, 8, 2)
     sparsity = rng.choice([0.0, 0.4, 0.6, 0.75, 0.9, 1.0])
     self.stack = int(rng.choice([1, 1, 3])) if stack is None else stack
     draw = lambda *shape: jnp.asarray(
-        rng.normal(size=(self.stack, *shape)), jnp.bfloat16
+        rng.normal(size=(self.stack, *shape)), dtype
     )
     blocks = lambda: np.stack([
         draw_blocks(rng, inputs, outputs, sparsity) for _ in range(self.stack)
@@ -97,21 +97,22 @@ def results(draw):
   return f(draw.x, draw.w, draw.dy, draw.mask, draw.grad_mask)
 
 
-def assert_rounded(found, left, right):
+def assert_rounded(found, left, right, mask=True):
   """Compares with left @ right, to the bound of sums of floats.
 
-  Products of two bfloat16 are exact in float32. A product takes part in at most
-  one addition per term and, with tiles, two per block of 32 terms, so the error
-  of a sum of n terms is at most gamma_(n + 2) times that of the magnitudes, in
-  any order (Higham, Accuracy and Stability of Numerical Algorithms, lemma 3.1).
-  One rounding to bfloat16 follows.
+  Products of two bfloat16 are exact in float32; of floats, they may be rounded.
+  A product takes part in at most one addition per term and, with tiles, two per
+  block of 32 terms, so the error of a sum of n terms is at most gamma_(n + 2)
+  times that of the magnitudes, in any order (Higham, Accuracy and Stability of
+  Numerical Algorithms, lemma 3.1). One rounding to bfloat16 may follow.
   """
   exact = left @ right
   gamma = (left.shape[-1] + 2) * 2.0**-24
   gamma /= 1 - gamma
   error = gamma * (np.abs(left) @ np.abs(right))
-  bound = error + ROUNDING * (np.abs(exact) + error) + 1e-30
-  assert (np.abs(wide(found) - exact) <= bound).all()
+  rounding = 0 if found.dtype == 'float32' else ROUNDING
+  bound = error + rounding * (np.abs(exact) + error) + 1e-30
+  assert (np.abs(wide(found) - np.where(mask, exact, 0)) <= bound).all()
 
 
 def check(draw):
@@ -127,47 +128,50 @@ def check(draw):
     for found in (dw, alone[1]):
       kept = jnp.where(grad_mask, found[i], 0)
       np.testing.assert_array_equal(wide(found[i]), wide(kept))
-      # Pruned entries are zero, so they are filled with what is expected.
-      assert_rounded(np.where(grad_mask, wide(kept), x.T @ dy), x.T, dy)
+      assert_rounded(kept, x.T, dy, grad_mask)
     for found in (packed[2], packed_alone[1]):
-      filled = x.T @ dy
-      filled[mask] = wide(found[i])[:mask.sum()]
-      assert_rounded(filled, x.T, dy)
+      spread = np.zeros(mask.shape, found.dtype)
+      spread[mask] = found[i][:mask.sum()]
+      assert_rounded(spread, x.T, dy, mask)
       np.testing.assert_array_equal(wide(found[i])[mask.sum():], 0)
 
 
 # With the default seeds, a gradient mask is equal, other blocks, or all.
+@with_dtypes
 @pytest.mark.parametrize('seed', [
     i if i in (0, 9, 10) else pytest.param(i, marks=pytest.mark.ci)
     for i in range(12)
 ])
-def test_products_of_block_masks_are_numpys_within_derived_bounds(seed):
-  check(Draw(seed))
+def test_products_of_block_masks_are_numpys_within_derived_bounds(seed, dtype):
+  check(Draw(seed, dtype=dtype))
 
 
 @pytest.mark.slow
-def test_products_of_500_block_masks_are_numpys_within_derived_bounds():
+@with_dtypes
+def test_products_of_500_block_masks_are_numpys_within_derived_bounds(dtype):
   for seed in range(100, 600):
-    check(Draw(seed))
+    check(Draw(seed, dtype=dtype))
     if seed % 50 == 0:
       jax.clear_caches()  # Every draw compiles programs.
 
 
 # Gradients of more than 1,024 tokens are summed in parts.
 @pytest.mark.ci
-def test_products_of_many_tokens_are_numpys_within_derived_bounds():
-  check(Draw(0, tokens=2500, stack=1))
+@with_dtypes
+def test_products_of_many_tokens_are_numpys_within_derived_bounds(dtype):
+  check(Draw(0, tokens=2500, stack=1, dtype=dtype))
 
 
-def draw_for_order(tokens=1200):
-  draw = Draw(10, tokens, stack=1)
+def draw_for_order(dtype):
+  draw = Draw(10, tokens=1200, stack=1, dtype=dtype)
   draw.grad_mask = draw.mask
   assert draw.mask.size > 30 * SIDE**2 and 0.2 < draw.mask.mean() < 0.8
   return draw
 
 
-def test_sums_have_one_order_whether_packed_or_alone():
-  draw = draw_for_order()
+@with_dtypes
+def test_sums_have_one_order_whether_packed_or_alone(dtype):
+  draw = draw_for_order(dtype)
   (y, dx, dw), alone, packed, packed_alone = jax.tree.map(
       wide, results(draw)
   )
@@ -179,8 +183,9 @@ def test_sums_have_one_order_whether_packed_or_alone():
     np.testing.assert_array_equal(found[0][:draw.mask.sum()], dw[draw.mask])
 
 
-def test_an_entry_a_row_or_a_column_off_a_block_is_pruned_alone():
-  draw = Draw(10, tokens=40, stack=6)
+@with_dtypes
+def test_an_entry_a_row_or_a_column_off_a_block_is_pruned_alone(dtype):
+  draw = Draw(10, tokens=40, stack=6, dtype=dtype)
   draw.grad_mask = draw.mask.copy()
   for i, mask in enumerate([*draw.mask[:3], *draw.grad_mask[3:]]):
     row, column = np.argwhere(mask)[-1] // SIDE * SIDE
@@ -190,24 +195,45 @@ def test_an_entry_a_row_or_a_column_off_a_block_is_pruned_alone():
   check(draw)
 
 
-def test_more_packed_blocks_than_values_are_refused():
+@with_dtypes
+def test_more_packed_blocks_than_values_are_refused(dtype):
   packed = packing.pack_mask(jnp.ones((64, 96), bool))
-  x, values = (jnp.ones(shape, 'bfloat16') for shape in ((2, 64), 64 * 96 - 1))
+  x, values = (jnp.ones(shape, dtype) for shape in ((2, 64), 64 * 96 - 1))
   with pytest.raises(jax.errors.JaxRuntimeError, match='more weights than'):
     jax.block_until_ready(sparse_matmul(x, values, packed, lowering=NATIVE))
 
 
-def print_digest():
+def print_digest(dtype):
   """Prints the results of a draw; runs in a child process."""
-  leaves = jax.device_get(jax.tree.leaves(results(draw_for_order())))
+  leaves = jax.device_get(jax.tree.leaves(results(draw_for_order(dtype))))
   print(hashlib.sha256(b''.join(a.tobytes() for a in leaves)).hexdigest())
 
 
 @pytest.mark.process
-def test_bits_are_equal_for_any_number_of_threads():
-  code = 'import native_blocks_test as test; test.print_digest()'
+@with_dtypes
+def test_bits_are_equal_for_any_number_of_threads(dtype):
+  code = f'import native_blocks_test as test; test.print_digest({dtype!r})'
   digests = {start_child(code, NPROC=str(number)) for number in (1, 2, 5)}
   assert len(digests) == 1
+
+
+def check_avx2():
+  """Runs in a child process."""
+  assert native.kernels() == 'avx2'
+  for seed in range(12):
+    check(Draw(seed, dtype='float32'))
+  test_sums_have_one_order_whether_packed_or_alone('float32')
+  print('avx2')
+
+
+@pytest.mark.process
+@pytest.mark.skipif(
+    native.is_available() and native.kernels() == 'portable',
+    reason='this processor has no AVX2',
+)
+def test_kernels_of_avx2_compute_what_numpy_does_within_derived_bounds():
+  code = 'import native_blocks_test as test; test.check_avx2()'
+  assert 'avx2' in start_child(code, SPDF_NATIVE_KERNELS='avx2')
 
 
 # Tiles.
@@ -216,6 +242,8 @@ def test_bits_are_equal_for_any_number_of_threads():
 @pytest.fixture(scope='module')
 def emulating(tmp_path_factory):
   """Returns the variables of children that emulate tiles."""
+  if not native.is_available('bfloat16'):
+    pytest.skip('there are no kernels of bfloat16 here')
   folder = tmp_path_factory.mktemp('emulating')
   compiler = folder / 'compiler'
   compiler.write_text(
@@ -241,7 +269,7 @@ def check_emulated(seeds):
   x, w = jnp.asarray(x, 'bfloat16'), jnp.asarray(w, 'bfloat16')
   y = sparse_matmul(x, w, mask, lowering=NATIVE)
   np.testing.assert_array_equal(wide(y), 1)
-  test_sums_have_one_order_whether_packed_or_alone()
+  test_sums_have_one_order_whether_packed_or_alone('bfloat16')
   print('emulated')
 
 

@@ -5,7 +5,7 @@ construction of index lists, over XLA's float32 products without a mask.
 Operands are float32 and, if there are kernels for it, bfloat16; means of the
 latter are also given over a model's dense products in bfloat16. Targets apply
 to AVX-512, as means over layers and numbers of tokens. Masks of 32 x 32 blocks
-are measured in bfloat16, with targets for AMX.
+have targets in bfloat16 on AMX.
 `SPDF_NATIVE_KERNELS=avx2` or `portable` measures other kernels, `taskset -c 0`
 one thread.
 """
@@ -79,8 +79,10 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
   for kind, make in (('skewed', _skewed_mask), ('magnitude', _magnitude_mask)):
     timings = _time(LAYERS[2], 1024, repeats, rng, make)
     yield from _rows(f'{_name(LAYERS[2])} T 1024, {kind} mask', timings, rng)
-  if native.is_available('bfloat16'):
-    yield from measure_blocks(LAYERS[2:4], 1024, repeats, rng)
+  for dtype in SPEEDUPS:
+    if native.is_available(dtype):
+      for tokens in (64, 1024):
+        yield from measure_blocks(LAYERS[2:4], tokens, repeats, rng, dtype)
 
 
 def measure_blocks(
@@ -88,22 +90,24 @@ def measure_blocks(
     tokens: int,
     repeats: int,
     rng: np.random.Generator,
+    dtype: str,
 ) -> Iterator[measuring.Row]:
-  """Measures masks of 32 x 32 blocks in all layers together, in bfloat16."""
+  """Measures masks of 32 x 32 blocks in all layers together."""
   make_mask = functools.partial(
       masks.random, structure=structures.block(32, 32)
   )
   timings = [
-      _time(layer, tokens, repeats, rng, make_mask, 'bfloat16')
-      for layer in layers
+      _time(layer, tokens, repeats, rng, make_mask, dtype) for layer in layers
   ]
+  has_target = dtype == 'bfloat16' and native.has_matrix_unit()
   case = f'{" and ".join(map(_name, layers))} T {tokens}, blocks of 32'
   for sparsity, target in IN_BLOCKS.items():
-    _, sparse, dense = sum(found[sparsity].wall for found in timings)
+    in_float32, sparse, *in_dtype = sum(t[sparsity].wall for t in timings)
+    dense = in_dtype[0] if in_dtype else in_float32
     yield measuring.sampled_row(
-        case, f'{sparsity:.0%} zeros: dense bfloat16 / native, wall',
+        case, f'{sparsity:.0%} zeros: dense {dtype} / native, wall',
         dense / sparse, rng, at_most=False,
-        target=target if native.has_matrix_unit() else None,
+        target=target if has_target else None,
     )
 
 

@@ -68,8 +68,8 @@ def crossover(
   """
   kernels = native.kernels(dtype)
   vendor = bf16_matmul.processor()
-  # Matrix units multiply blocks otherwise than vector units; elsewhere the
-  # kernels of blocks are at least as fast as the others.
+  # Matrix units multiply blocks otherwise than vector units; elsewhere blocks
+  # pay wherever zeros at other places do.
   in_blocks &= dtype == 'bfloat16' and native.has_matrix_unit()
   if (vendor, kernels) in MEASURED and not in_blocks:
     return MEASURED[vendor, kernels]

@@ -103,23 +103,29 @@ def are_in_blocks(algorithms: Iterable[Mapping[str, Any]], width: int) -> bool:
 
   Args:
     algorithms: Algorithms of sparse phases, as `create_algorithm` reads them.
-    width: Width of the model, a multiple of the size of the blocks.
+    width: Width of the model.
 
   Example:
     >>> block = lambda n: dict(structure='block', inputs=n, outputs=n)
     >>> masks = [dict(name='static', structure=block(n)) for n in (32, 64, 16)]
     >>> are_in_blocks(masks[:2], 128), are_in_blocks(masks, 128)
     (True, False)
+    >>> balanced = dict(name='rigl', structure=block(32) | dict(balanced=True))
+    >>> are_in_blocks([balanced], 128)
+    True
   """
   def in_blocks(structure):
+    shape, side = (1, width, width), crossovers.BLOCK
     try:
-      layers, rows, columns = structure.unit_shape((1, width, width))
+      units = structure.unit_shape(shape)
     except ValueError:  # The structure does not divide the layer.
       return False
-    sides = width // rows, width // columns
-    return layers == 1 and not any(side % crossovers.BLOCK for side in sides)
+    kept = np.random.default_rng(0).random(units) < 0.5
+    mask = np.asarray(structure.expand(jnp.asarray(kept), shape))
+    blocks = mask.reshape(width // side, side, width // side, side)
+    return bool((blocks == blocks[:, :1, :, :1]).all())
 
-  return all(
+  return width % crossovers.BLOCK == 0 and all(
       in_blocks(structure_of(member.get('structure', 'unstructured')))
       for spec in algorithms for member in member_specs(spec)
   )

@@ -57,8 +57,14 @@ KERNELS = {
 # Compiler flags of the bfloat16 kernels, which include those of AVX-512; a
 # compiler may not support them.
 _VECTORS = (*KERNELS['avx512'], '-mavx512bf16')
-# Those of block masks, by the header that multiplies blocks.
-_BLOCKS = {'blocks': 'blocks_vector.h', 'amx': 'blocks_amx.h'}
+# Those of block masks, by the header that multiplies blocks, and the kernels
+# of other masks.
+_BLOCKS = {
+    'avx2blocks': ('blocks_float32.h', 'avx2'),
+    'avx512blocks': ('blocks_float32.h', 'avx512'),
+    'blocks': ('blocks_vector.h', 'avx512bf16'),
+    'amx': ('blocks_amx.h', 'avx512bf16'),
+}
 _OPTIONAL = {
     'avx512bf16': _VECTORS,
     'blocks': _VECTORS,
@@ -317,7 +323,8 @@ def _key(compiler: str) -> str:
 def buildable() -> dict[str, tuple[str, ...]]:
   """Returns compiler flags of kernels for this machine, by their name."""
   if platform.machine() in ('x86_64', 'AMD64'):
-    return KERNELS | _OPTIONAL
+    of_blocks = {f'{name}blocks': KERNELS[name] for name in ('avx2', 'avx512')}
+    return KERNELS | of_blocks | _OPTIONAL
   return {'portable': KERNELS['portable']}
 
 
@@ -326,16 +333,19 @@ def kernels_command(
 ) -> list[str]:
   """Returns the command that compiles the kernels with the given name."""
   if name in _BLOCKS:
-    source, simd, kernels_name = 'blocks.cc', 'avx512bf16', 'avx512bf16'
-    header = f'-DSPDF_PRODUCTS="{_BLOCKS[name]}"'
+    header, others = _BLOCKS[name]
+    source, simd = 'blocks.cc', others
+    of_source = [
+        f'-DSPDF_PRODUCTS="{header}"', f'-DSPDF_OTHERS=k{others.capitalize()}'
+    ]
   else:
-    source, simd, kernels_name = 'kernels.cc', name, name
+    source, simd = 'kernels.cc', name
     element = 'bfloat16' if name in _OPTIONAL else 'float32'
-    header = f'-DSPDF_ELEMENT="{element}.h"'
+    of_source = [f'-DSPDF_ELEMENT="{element}.h"']
   return [
       compiler, *_COMMON, *buildable()[name],
-      f'-DSPDF_KERNELS=k{name.capitalize()}', f'-DSPDF_NAME="{kernels_name}"',
-      f'-DSPDF_SIMD="simd_{simd}.h"', header, '-c', str(SOURCES / source),
+      f'-DSPDF_KERNELS=k{name.capitalize()}', f'-DSPDF_NAME="{simd}"',
+      f'-DSPDF_SIMD="simd_{simd}.h"', *of_source, '-c', str(SOURCES / source),
       '-o', str(made),
   ]
 

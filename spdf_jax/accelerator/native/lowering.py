@@ -2,8 +2,8 @@
 """The native kernels as a lowering of the sparse primitives on CPU.
 
 They support float32, and bfloat16 on processors that multiply it, with float32
-accumulation. In bfloat16, masks of whole, aligned 32 x 32 blocks are found and
-multiplied block by block, on Intel's processors by the tiles of AMX. They run
+accumulation. Masks of whole, aligned 32 x 32 blocks are found and multiplied
+block by block, in bfloat16 on Intel's processors by the tiles of AMX. They run
 with several devices only inside `jax.shard_map`, where each shard calls them.
 Everything else falls back to the reference. Masks and weights are arrays or
 packed, and every call lists the kept weights again, so a new mask needs no

@@ -83,7 +83,8 @@ bool FindBlocks(const Workers& workers, int64_t inputs, int64_t outputs,
   const auto read = [&](int64_t row, int64_t c) {
     const __m256i entries = _mm256_loadu_si256(
         reinterpret_cast<const __m256i*>(bytes + row * outputs + c * kSide));
-    return _mm256_test_epi8_mask(entries, entries);
+    return ~_mm256_movemask_epi8(
+        _mm256_cmpeq_epi8(entries, _mm256_setzero_si256()));
   };
   return FindBlocks(workers, inputs, outputs, read, mask);
 }

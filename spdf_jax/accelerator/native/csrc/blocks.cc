@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The products with block masks, compiled once per way to multiply blocks;
 // SPDF_KERNELS is the name of the resulting variable. Other masks are left to
-// the vector kernels.
+// the kernels SPDF_OTHERS.
 //
 // A product of blocks has both factors packed, 32 tokens or weights at a time,
 // and sums in floats. Every sum has one order, whatever the number of workers.
@@ -14,14 +14,10 @@
 
 #include "block_lists.h"
 #include "scratch.h"
-#include SPDF_SIMD
 #include SPDF_PRODUCTS
 
 namespace spdf {
 namespace {
-
-using Element = Bfloat16;
-using simd::Pairs;
 
 constexpr int64_t kTileBytes = 1 << 20;      // Of packed tokens, in L2.
 constexpr int64_t kMostTileTokens = 512;
@@ -30,7 +26,8 @@ constexpr int64_t kSegmentTokens = 1024;     // Packed at once for dw.
 constexpr int64_t kMostSegments = 12;        // Loops of a team are limited.
 constexpr int64_t kRowsAtOnce = 12;          // Rows of blocks of dw, in L2.
 constexpr int64_t kPartsPerWorker = 4;
-constexpr int64_t kColumnsAhead = 256;       // Prefetch distance of rows.
+constexpr int64_t kLineBytes = 64;
+constexpr int64_t kLine = kLineBytes / sizeof(Element);
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -38,59 +35,15 @@ int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // than the next operation would find in L2.
 bool PassCaches(const Element* y, int64_t results) {
   constexpr int64_t kBytes = 2 << 20;
-  return reinterpret_cast<uintptr_t>(y) % sizeof(Pairs) == 0 &&
+  return reinterpret_cast<uintptr_t>(y) % kLineBytes == 0 &&
          results * static_cast<int64_t>(sizeof(Element)) >= kBytes;
 }
 
-// A block of 32 rows, each a vector.
-struct Rows {
-  Pairs row[kSide];
-
-  Rows() = default;
-  // Loads rows; those beyond the last are zero.
-  Rows(const Element* from, int64_t stride, int64_t rows) {
-    for (int64_t i = 0; i < kSide; ++i) {
-      __builtin_prefetch(from + i * stride + kColumnsAhead, 0, 2);
-      row[i] = i < rows ? _mm512_loadu_si512(from + i * stride)
-                        : simd::NoPairs();
-    }
-  }
-  // Pairs rows: [2 halves of the columns, 16 pairs of rows, 16 columns, 2].
-  Rows Interleaved() const {
-    alignas(64) uint16_t order[2][kSide];
-    for (int i = 0; i < kSide; ++i) {
-      order[0][i] = static_cast<uint16_t>(i / 2 + i % 2 * kSide);
-      order[1][i] = order[0][i] + kSide / 2;
-    }
-    Rows pairs;
-    for (int h = 0; h < 2; ++h) {
-      const Pairs from = _mm512_load_si512(order[h]);
-      for (int i = 0; i < kSide / 2; ++i) {
-        pairs.row[h * kSide / 2 + i] =
-            _mm512_permutex2var_epi16(row[2 * i], from, row[2 * i + 1]);
-      }
-    }
-    return pairs;
-  }
-  // Transposes the pairs of both halves of the rows.
-  void TransposePairs() {
-    simd::TransposePairs(row);
-    simd::TransposePairs(row + kSide / 2);
-  }
-  void Store(Element* to) const { std::memcpy(to, row, sizeof row); }
-};
-
-// Rounds rows of sums [32, 32] and writes them.
+// Writes rows of sums [32, 32].
 void Write(const float* sums, int64_t rows, int64_t stride, bool past_caches,
            Element* to) {
   for (int64_t i = 0; i < std::min(rows, kSide); ++i, to += stride) {
-    const Pairs row = simd::Round(simd::Load(sums + i * kSide),
-                                  simd::Load(sums + i * kSide + simd::kWidth));
-    if (past_caches) {
-      simd::StreamPairs(to, row);
-    } else {
-      _mm512_storeu_si512(to, row);
-    }
+    WriteRow(sums + i * kSide, past_caches, to);
   }
 }
 
@@ -102,11 +55,7 @@ void PackWeights(const BlockMask& mask, const Terms& terms, bool transpose,
     const Place place =
         transpose ? mask.Find(sum, term) : mask.Find(term, sum);
     Rows rows(weights + place.first, place.stride, kSide);
-    if (transpose) {
-      rows.TransposePairs();
-    } else {
-      rows = rows.Interleaved();
-    }
+    transpose ? rows.Transpose() : rows.Interleave();
     rows.Store(packed + i * kBlock);
   }
 }
@@ -135,8 +84,8 @@ void PackTokens(const Element* x, int64_t tokens, int64_t all, Element* tile,
                 tokens - g * kSide);
       if (tile) rows.Store(tile + (g * all + c) * kBlock);
       if (!factor.blocks) continue;
-      rows = rows.Interleaved();
-      if (factor.transpose) rows.TransposePairs();
+      rows.Interleave();
+      if (factor.transpose) rows.Transpose();
       rows.Store(factor.blocks + (c * factor.groups + group) * kBlock);
     }
   }
@@ -154,14 +103,14 @@ void MultiplyTile(const Terms& terms, const Element* packed, int64_t all,
   const BlockProducts products;
   const int64_t sums = static_cast<int64_t>(terms.starts.size()) - 1;
   // Lines of the next weights, in equal parts per group of tokens.
-  const int64_t ahead = Ceil(terms.starts.back() * kSide,
+  const int64_t ahead = Ceil(terms.starts.back() * kBlock / kLine,
                              sums * Ceil(tokens, kSide));
   alignas(64) float sum[kBlock];
   for (int64_t s = 0; s < sums; ++s) {
     const int32_t first = terms.starts[s];
     const Element* next = packed + terms.starts[s + 1] * kBlock;
     for (int64_t g = 0; g * kSide < tokens; ++g) {
-      for (int64_t i = 0; i < ahead; ++i, next += kSide) {
+      for (int64_t i = 0; i < ahead; ++i, next += kLine) {
         __builtin_prefetch(next, 0, 2);
       }
       products.Add(tile + g * all * kBlock, terms.terms.data() + first,
@@ -280,7 +229,7 @@ void MultiplyMasked(const Workers& workers, const Element* x,
                     Element* y) {
   BlockMask mask;
   if (!tokens || !FindBlocks(workers, w.inputs, w.outputs, w.mask, &mask)) {
-    kAvx512bf16.multiply(workers, x, w, transpose, tokens, y);
+    SPDF_OTHERS.multiply(workers, x, w, transpose, tokens, y);
     return;
   }
   Multiply(workers, x, mask, w.weights, transpose, tokens, y);
@@ -296,7 +245,7 @@ void DifferentiateMasked(const Workers& workers, const Element* x,
   };
   const bool same = !dx || w.mask == grad_mask;
   if (!tokens || !find(grad_mask, &mask) || !(same || find(w.mask, &other))) {
-    kAvx512bf16.differentiate(workers, x, dy, w, grad_mask, tokens, dx, dw);
+    SPDF_OTHERS.differentiate(workers, x, dy, w, grad_mask, tokens, dx, dw);
     return;
   }
   Differentiate(workers, x, dy, same ? &mask : &other, w.weights, mask, tokens,
@@ -321,7 +270,7 @@ void MultiplyPacked(const Workers& workers, const Element* x,
                     Element* y) {
   BlockMask mask;
   if (!tokens || !FindBlocks(workers, w, &mask)) {
-    kAvx512bf16.multiply_packed(workers, x, w, transpose, tokens, y);
+    SPDF_OTHERS.multiply_packed(workers, x, w, transpose, tokens, y);
     return;
   }
   Multiply(workers, x, mask, w.values, transpose, tokens, y);
@@ -332,7 +281,7 @@ void DifferentiatePacked(const Workers& workers, const Element* x,
                          int64_t tokens, Element* dx, Element* dvalues) {
   BlockMask mask;
   if (!tokens || !FindBlocks(workers, w, &mask)) {
-    kAvx512bf16.differentiate_packed(workers, x, dy, w, tokens, dx, dvalues);
+    SPDF_OTHERS.differentiate_packed(workers, x, dy, w, tokens, dx, dvalues);
     return;
   }
   std::fill(dvalues + mask.Kept() * kBlock, dvalues + w.size, Element());
@@ -345,7 +294,7 @@ extern const Kernels<Element> SPDF_KERNELS;
 const Kernels<Element> SPDF_KERNELS = {
     SPDF_NAME, MultiplyMasked, DifferentiateMasked, MultiplyPacked,
     DifferentiatePacked,
-    [](auto... args) { kAvx512bf16.multiply_listed(args...); },
-    [](auto... args) { kAvx512bf16.multiply_listed_bfloat16(args...); }};
+    [](auto... args) { SPDF_OTHERS.multiply_listed(args...); },
+    [](auto... args) { SPDF_OTHERS.multiply_listed_bfloat16(args...); }};
 
 }  // namespace spdf

@@ -3,7 +3,7 @@
 #pragma once
 #include <immintrin.h>
 
-#include "block_lists.h"
+#include "blocks_bfloat16.h"
 #ifdef SPDF_EMULATED_TILES  // A header, in tests on other processors.
 #include SPDF_EMULATED_TILES
 #endif
@@ -11,7 +11,7 @@
 namespace spdf {
 namespace {
 
-// Multiplies packed blocks, see blocks_vector.h, while it exists: tiles are
+// Multiplies packed blocks while it exists: tiles are
 // configured per thread, and released so that the thread's state is small.
 class BlockProducts {
  public:

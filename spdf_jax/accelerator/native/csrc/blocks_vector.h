@@ -3,14 +3,11 @@
 #pragma once
 #include <cstring>
 
-#include "block_lists.h"
-#include SPDF_SIMD
+#include "blocks_bfloat16.h"
 
 namespace spdf {
 namespace {
 
-// Multiplies packed blocks: the left one is [32 rows, 32 terms], the right one
-// [2 halves of the columns, 16 pairs of terms, 16 columns, 2].
 struct BlockProducts {
   // Computes the sum of the products of n blocks, or adds it to `sums`
   // [32, 32]. The left blocks are those of the indices, or the first n.

@@ -28,11 +28,11 @@ inline const Kernels<float>* FindKernels(const char* name) {
   if (wanted(kAvx512) && __builtin_cpu_supports("avx512f") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl")) {
-    return &kAvx512;
+    return &kAvx512blocks;
   }
   if (wanted(kAvx2) && __builtin_cpu_supports("avx2") &&
       __builtin_cpu_supports("fma")) {
-    return &kAvx2;
+    return &kAvx2blocks;
   }
 #endif
   return wanted(kPortable) ? &kPortable : nullptr;
@@ -78,7 +78,7 @@ inline const Kernels<Bfloat16>* FindKernels(const char* name) {
   // know the feature.
   unsigned a = 0, b, c, d;
   const bool runs = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
-  if (runs && floats == &kAvx512 && &kAvx512bf16 != nullptr) {
+  if (runs && floats == &kAvx512blocks && &kAvx512bf16 != nullptr) {
     return std::strcmp(MatrixUnit(), "amx") ? &kBlocks : &kAmx;
   }
 #endif

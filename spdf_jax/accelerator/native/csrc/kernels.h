@@ -91,10 +91,12 @@ extern const Kernels<float> kPortable;
 #if defined(__x86_64__)
 extern const Kernels<float> kAvx2;
 extern const Kernels<float> kAvx512;
+// Those that multiply block masks by blocks, and leave others to the above.
+extern const Kernels<float> kAvx2blocks;
+extern const Kernels<float> kAvx512blocks;
 // Weak, because it is missing if the compiler does not support AVX-512 BF16.
 extern const Kernels<Bfloat16> kAvx512bf16 __attribute__((weak));
-// Those of block masks, by vectors and by the tiles of AMX; weak for the same
-// reason.
+// Those of block masks, by vectors and by the tiles of AMX; weak likewise.
 extern const Kernels<Bfloat16> kBlocks __attribute__((weak));
 extern const Kernels<Bfloat16> kAmx __attribute__((weak));
 #endif

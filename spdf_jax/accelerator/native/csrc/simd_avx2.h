@@ -33,6 +33,7 @@ inline Vector MultiplyAdd(Vector a, Vector b, Vector c) {
   return _mm256_fmadd_ps(a, b, c);
 }
 inline Vector Broadcast(const float* p) { return _mm256_broadcast_ss(p); }
+inline Vector BroadcastLoad(const float* p) { return Broadcast(p); }
 
 inline __m256i Lanes() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
 inline Vector LoadFirst(const float* p, int n) {

@@ -49,6 +49,9 @@ inline Vector Broadcast(const float* p) {
   return v;
 }
 
+// The same from memory, for sums that leave the load port idle.
+inline Vector BroadcastLoad(const float* p) { return _mm512_set1_ps(*p); }
+
 // Transposes 16 x 16 floats in place.
 inline void Transpose(Vector* r) {
   Vector t[16];
