@@ -1,6 +1,7 @@
 """The pool of runs: the order of runs, without repetitions."""
 
 import concurrent.futures
+import dataclasses
 import math
 import sys
 import threading
@@ -11,8 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from made_up_results import finish
 import pytest
+from real_data import data_path
 
 from experiments.papers import arm_report
+from experiments.papers import json_files
+from experiments.papers import pool_data
+from experiments.papers import pool_identity
 from experiments.papers import pool_processes
 from experiments.papers import pool_worker
 from experiments.papers.arms import Arm
@@ -23,6 +28,8 @@ from experiments.papers.pool import Entry
 from experiments.papers.pool import next_jobs
 from experiments.papers.pool import run_all
 from experiments.papers.pool import tried
+from experiments.papers.pool_identity import RESULTS
+from experiments.papers.scales import SCALES
 
 pytestmark = pytest.mark.papers
 
@@ -330,6 +337,28 @@ def test_seconds_of_interrupted_attempts_count(tmp_path):
   outcome = pool_worker.run_job(tmp_path, work)
   assert 0.5 < outcome['seconds'] < 5
   assert pool_worker.run_job(tmp_path, work) == outcome
+
+
+@pytest.mark.parametrize('name', [
+    name for name in SCALES if (RESULTS / f'claims-{name}').exists()
+])
+def test_committed_runs_can_be_reported_and_continued(name):
+  results = json_files.read_json(RESULTS / f'claims-{name}' / 'results.json')
+  recorded = results['identity']
+  identity = pool_identity.identify(SCALES[name], recorded['data'])
+  assert pool_identity.differences(identity, recorded) == []
+
+
+@pytest.mark.slow
+def test_the_books_of_committed_runs_can_be_prepared(tmp_path):
+  books = data_path('books')
+  scale = dataclasses.replace(SCALES['fair'], tasks={})
+  prepared = pool_data.prepare(scale, str(books.parent), tmp_path)
+  recorded = {
+      json_files.read_json(path)['identity']['data']['corpus']
+      for path in RESULTS.glob('claims-*/results.json')
+  }
+  assert recorded == {prepared.fingerprints['corpus']}
 
 
 def test_no_more_runs_than_workers_at_a_time():
