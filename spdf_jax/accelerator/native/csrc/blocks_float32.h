@@ -32,7 +32,7 @@ struct Rows {
       }
     }
   }
-  void Interleave() {}
+  void Interleave() {}  // Floats are multiplied one by one, not in pairs.
   void Transpose() {
     for (int64_t i = 0; i < kSide; i += kWidth) {
       for (int64_t j = 0; j <= i; j += kWidth) {
