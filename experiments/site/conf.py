@@ -40,6 +40,7 @@ include_patterns = [
     'results/PROTOCOL*.md',
     'results/*/README.md',
     'results/claims-fair/table.md',
+    'results/claims-blocks/table.md',
     'results/claims-density/table.md',
     'results/claims-flops/table.md',
     'results/claims-llama/table.md',
