@@ -553,17 +553,19 @@ int main() {
   std::vector<const spdf::Kernels<float>*> float_blocks;
   std::vector<const spdf::Kernels<Bfloat16>*> bfloat16, bfloat16_blocks;
 #if defined(__x86_64__)
-  if (spdf::FindKernels<float>("avx2")) {
+  if (const auto* found = spdf::FindKernels<float>("avx2")) {
+    if (found != &spdf::kAvx2blocks) std::abort();
     floats.push_back(&spdf::kAvx2);
-    float_blocks.push_back(&spdf::kAvx2blocks);
+    float_blocks.push_back(found);
   }
-  if (spdf::FindKernels<float>("avx512")) {
+  if (const auto* found = spdf::FindKernels<float>("avx512")) {
+    if (found != &spdf::kAvx512blocks) std::abort();
     floats.push_back(&spdf::kAvx512);
-    float_blocks.push_back(&spdf::kAvx512blocks);
+    float_blocks.push_back(found);
   }
   if (spdf::FindKernels<Bfloat16>()) {
     bfloat16 = {&spdf::kAvx512bf16};
-    bfloat16_blocks = {&spdf::kBlocks};
+    bfloat16_blocks = {&spdf::kAvx512bf16blocks};
     if (!std::strcmp(spdf::MatrixUnit(), "amx")) {
       bfloat16_blocks.push_back(&spdf::kAmx);
     }

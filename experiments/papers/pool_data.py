@@ -68,7 +68,7 @@ def prepare(scale: Scale, source: str, directory: pathlib.Path) -> Prepared:
         name, tokenizer=scale.tokenizer, cache_dir='~/.cache/spdf_jax'
     )
   tasks = (directory / 'tasks').absolute()
-  fingerprints = {'corpus': digest_tokens(corpus)}
+  fingerprints = {'corpus': _digest_tokens(corpus)}
   for name_of_task, (task, folder, every) in scale.tasks.items():
     whole = data.load_task(task, pathlib.Path(source, folder) if folder else '')
     fingerprints[name_of_task] = whole.fingerprint
@@ -76,7 +76,7 @@ def prepare(scale: Scale, source: str, directory: pathlib.Path) -> Prepared:
   return Prepared(name, str(tasks), fingerprints)
 
 
-def digest_tokens(corpus: data.Corpus) -> str:
+def _digest_tokens(corpus: data.Corpus) -> str:
   """Returns a SHA-256 of the tokens of all splits, from whatever files."""
   splits = corpus.train, corpus.validation, corpus.test
   text = ' '.join(split.fingerprint for split in splits)

@@ -120,6 +120,8 @@ def are_in_blocks(algorithms: Iterable[Mapping[str, Any]], width: int) -> bool:
       units = structure.unit_shape(shape)
     except ValueError:  # The structure does not divide the layer.
       return False
+    if width**2 // math.prod(units) % side**2:
+      return False
     kept = np.random.default_rng(0).random(units) < 0.5
     mask = np.asarray(structure.expand(jnp.asarray(kept), shape))
     blocks = mask.reshape(width // side, side, width // side, side)

@@ -62,12 +62,12 @@ _VECTORS = (*KERNELS['avx512'], '-mavx512bf16')
 _BLOCKS = {
     'avx2blocks': ('blocks_float32.h', 'avx2'),
     'avx512blocks': ('blocks_float32.h', 'avx512'),
-    'blocks': ('blocks_vector.h', 'avx512bf16'),
+    'avx512bf16blocks': ('blocks_vector.h', 'avx512bf16'),
     'amx': ('blocks_amx.h', 'avx512bf16'),
 }
 _OPTIONAL = {
     'avx512bf16': _VECTORS,
-    'blocks': _VECTORS,
+    'avx512bf16blocks': _VECTORS,
     'amx': (*_VECTORS, '-mamx-tile', '-mamx-bf16'),
 }
 
@@ -323,7 +323,10 @@ def _key(compiler: str) -> str:
 def buildable() -> dict[str, tuple[str, ...]]:
   """Returns compiler flags of kernels for this machine, by their name."""
   if platform.machine() in ('x86_64', 'AMD64'):
-    of_blocks = {f'{name}blocks': KERNELS[name] for name in ('avx2', 'avx512')}
+    of_blocks = {
+        name: KERNELS[others] for name, (_, others) in _BLOCKS.items()
+        if others in KERNELS
+    }
     return KERNELS | of_blocks | _OPTIONAL
   return {'portable': KERNELS['portable']}
 

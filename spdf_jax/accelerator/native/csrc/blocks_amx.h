@@ -11,8 +11,8 @@
 namespace spdf {
 namespace {
 
-// Multiplies packed blocks while it exists: tiles are configured per thread, and
-// released so that the thread's state is small.
+// Multiplies packed blocks while it exists: tiles are configured per thread,
+// and released so that the thread's state is small.
 class BlockProducts {
  public:
   BlockProducts() {

@@ -79,7 +79,7 @@ inline const Kernels<Bfloat16>* FindKernels(const char* name) {
   unsigned a = 0, b, c, d;
   const bool runs = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
   if (runs && floats == &kAvx512blocks && &kAvx512bf16 != nullptr) {
-    return std::strcmp(MatrixUnit(), "amx") ? &kBlocks : &kAmx;
+    return std::strcmp(MatrixUnit(), "amx") ? &kAvx512bf16blocks : &kAmx;
   }
 #endif
   static_cast<void>(name);

@@ -97,7 +97,7 @@ extern const Kernels<float> kAvx512blocks;
 // Weak, because it is missing if the compiler does not support AVX-512 BF16.
 extern const Kernels<Bfloat16> kAvx512bf16 __attribute__((weak));
 // Those of block masks, by vectors and by the tiles of AMX; weak likewise.
-extern const Kernels<Bfloat16> kBlocks __attribute__((weak));
+extern const Kernels<Bfloat16> kAvx512bf16blocks __attribute__((weak));
 extern const Kernels<Bfloat16> kAmx __attribute__((weak));
 #endif
 
