@@ -154,10 +154,7 @@ def describe_plans(
   run_at = lambda sparsity: training.Run.create(
       planned.get_config(f'model={model},sparsity={sparsity}'), planning=True
   )
-  if tokens is not None and not 1 <= tokens < math.inf:
-    raise ValueError(
-        f'tokens is {tokens}; give the number of tokens of both stages.'
-    )
+  _check_tokens(tokens)
   rising = _parse_sparsities(sparsities)
   run = run_at(rising[-1])
   phase = run.plan.phases[0]
@@ -203,6 +200,13 @@ def describe_plans(
   )
 
 
+def _check_tokens(tokens: float | None) -> None:
+  if tokens is not None and not 1 <= tokens < math.inf:
+    raise ValueError(
+        f'tokens is {tokens}; give the number of tokens of both stages.'
+    )
+
+
 def _parse_sparsities(words: Sequence[str]) -> list[float]:
   try:
     return sorted(float(word) for word in words)
@@ -243,6 +247,7 @@ def describe_law(
     ValueError: runs cannot be compared or are too few, or the budget is out of
       their range.
   """
+  _check_tokens(tokens)
   rising = _parse_sparsities(sparsities)
   points, setting = finished.read_finished(folders)
   fits = law.fit_all(points)

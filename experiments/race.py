@@ -52,6 +52,7 @@ from experiments.papers.race_report import PhaseCost
 from spdf_jax import files
 from spdf_jax import training
 from spdf_jax.costs import plan_costs
+from spdf_jax.sparsity.algorithms import from_config
 
 _CONFIGS = flags.DEFINE_string(
     'configs', None, 'Config files with their arguments, separated by commas.'
@@ -134,7 +135,9 @@ def parse_budget(text: str) -> Budget:
     >>> parse_budget('30min'), parse_budget('1e16FLOPs')
     (Budget(amount=1800.0, unit='seconds'), Budget(amount=1e+16, unit='FLOPs'))
   """
-  match = re.fullmatch(r'([0-9.]+(?:e\+?[0-9]+)?)(s|min|h|FLOPs)', text)
+  match = re.fullmatch(
+      r'([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]+)?)(s|min|h|FLOPs)', text
+  )
   if match is None or not float(match[1]) > 0:
     raise ValueError(
         f'budget is {text!r}; give seconds as 90s, 30min or 2h, or FLOPs as '
@@ -203,9 +206,10 @@ def with_rate(
 def scaled(
     config: ml_collections.ConfigDict, factor: float
 ) -> ml_collections.ConfigDict:
-  """Multiplies the times of a config: durations, warm-ups and mask updates.
+  """Multiplies the times of a config.
 
-  Phases that read a task are left out.
+  These are durations, warm-ups, mask updates and the steps to rewind to. Phases
+  that read a task are left out.
 
   Raises:
     ValueError: no phase reads the corpus.
@@ -223,22 +227,27 @@ def scaled(
   for name in order:
     phase = config.phases[name].to_dict()
     phase['duration'] = _times(phase['duration'], factor)
+    phase['rewind_weights_to'] = _times(phase['rewind_weights_to'], factor)
     rate = phase['learning_rate']
-    rate['warmup'] = _times(rate['warmup'], factor)
+    rate.update({k: _times(rate[k], factor) for k in ('warmup', 'to')})
     phase['algorithm'] = _scaled_steps(phase['algorithm'], factor)
     phases[name] = phase
   config.phases = dict(order=order, **phases)
+  if config.revival_warmup:
+    config.revival_warmup = max(round(config.revival_warmup * factor), 1)
   config.data.task = ''
   return config
 
 
 def _times(duration: str, factor: float) -> str:
-  if not duration or '%' in duration:
-    return duration  # None, or a share of the phase.
-  number, unit = re.fullmatch(r'\s*([0-9.]+)(.*)', str(duration)).groups()
+  match = re.fullmatch(r'\s*([0-9.]+)([^%]*)', duration)
+  if match is None:
+    return duration  # None, a share of the phase, or a function.
+  number, unit = match.groups()
   amount = float(number) * factor
-  is_whole = not unit.strip() or 'step' in unit
-  return f'{max(round(amount), 1) if is_whole else amount:.9g}{unit}'
+  if amount and unit.strip() in ('', 'step', 'steps'):
+    amount = max(round(amount), 1)
+  return f'{amount:.9g}{unit}'
 
 
 def _scaled_steps(value: Any, factor: float, name: str = '') -> Any:
@@ -246,8 +255,8 @@ def _scaled_steps(value: Any, factor: float, name: str = '') -> Any:
   if isinstance(value, dict):
     return {k: _scaled_steps(v, factor, k) for k, v in value.items()}
   if isinstance(value, (list, tuple)):
-    return type(value)(_scaled_steps(v, factor) for v in value)
-  if name not in ('steps', 'update_until', 'update_every') or not value:
+    return type(value)(_scaled_steps(v, factor, name) for v in value)
+  if name not in from_config.TIMES or not value:
     return value
   if isinstance(value, str):
     return _times(value, factor)
@@ -283,12 +292,17 @@ def race(
   folder = pathlib.Path(workdir)
   folder.mkdir(parents=True, exist_ok=True)
   files.lock_folder(folder, 'workdir')  # Held until the process ends.
+  identity, identity_file = _identity(loaded, given, grid), folder / 'race.json'
+  if identity_file.exists():  # Another race's steps would be timed anew.
+    pool_identity.check_same(identity_file, identity)
   costs = _costs(folder / 'costs.json', loaded, given.unit)
-  ready, phases = {}, {}
+  ready: dict[str, ml_collections.ConfigDict] = {}
+  phases, lengths = {}, {}
   for name, config in loaded.items():
     whole = sum(phase.steps * phase.cost for phase in costs[name])
     config = scaled(config, given.amount / whole)
-    plan = training.Run.create(config).plan
+    run = training.Run.create(config)
+    plan, lengths[name] = run.plan, run.validation_length
     if plan.total_steps < _EVALUATIONS:
       raise ValueError(
           f'budget is {budget!r}, {plan.total_steps} steps of {name}, which '
@@ -300,7 +314,12 @@ def race(
         PhaseCost(phase.steps, cost.cost)
         for phase, cost in zip(plan.phases, costs[name], strict=True)
     ]
-  pool_identity.check_same(folder / 'race.json', _identity(loaded, given, grid))
+  if len(set(lengths.values())) > 1:
+    raise ValueError(
+        f'phases have sequences of lengths {lengths}, so that losses are '
+        'measured on different windows; give configs of one length.'
+    )
+  pool_identity.check_same(identity_file, identity)
   runner = Runner(ready, str(folder / 'runs'))
   done = pool_worker.read_outcomes(folder / 'runs')
   cores = sorted(os.sched_getaffinity(0))
@@ -340,6 +359,11 @@ def check_spread(
 ) -> None:
   """Raises ValueError if the seeds of an entry's best rate differ too much."""
   best = pool.choose(entry, done)
+  if best is None:
+    raise ValueError(
+        f'at all of the rates a loss of {entry.arm.folder} is not finite; give '
+        'lower rates.'
+    )
   losses = [
       done[pool.Job(entry.arm, best, seed).name][arms.PRETRAINED]
       for seed in entry.tuning_seeds

@@ -5,10 +5,11 @@
   python -m experiments.reproduce --scale=llama --data=DIR
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
 
---scale: `smoke` takes minutes and gives no verdicts; `fair` takes a night on
-two cores; `flops`, sparse against dense at equal FLOPs, takes two; `llama`,
-dynamic sparsity and the size of the fine-tuning set, takes three core-hours and
-gives no verdicts. DIR contains books/, e2e/ and webnlg17/, which you provide;
+--scale: `fair` takes a night on two cores, `flops`, sparse against dense at
+equal FLOPs, some hundred core-hours. These give no verdicts: `smoke` takes
+minutes; `llama`, dynamic sparsity and the size of the fine-tuning set, three
+core-hours; `density`, rates that transfer, two; `blocks`, what zeros in blocks
+cost, four. DIR contains books/, e2e/ and webnlg17/, which you provide;
 smoke reads Python's standard library. The files PROTOCOL*.md in
 experiments/results, written before the runs, define the comparisons and when a
 claim holds. Runs are written to --workdir and trained one on each core; if
@@ -84,10 +85,10 @@ def main(argv: list[str]) -> int:
     raise app.UsageError('--model is for --table.')
   if bool(_TABLE.value) != bool(_RUNS.value):
     raise app.UsageError('--table and --runs go together.')
-  if not _SCALE.value and any(
-      flag.present for flag in (_CLAIMS, _REPORT, _WORKERS)
-  ):
-    raise app.UsageError('--report, --claims and --workers are for --scale.')
+  of_scales = _CLAIMS, _DATA, _WORKDIR, _OUTPUT, _REPORT, _WORKERS
+  given = [f'--{flag.name}' for flag in of_scales if flag.present]
+  if given and not _SCALE.value:
+    raise app.UsageError(f'leave out {", ".join(given)}: for --scale only.')
   if _TABLE.value:
     return console.run(
         argv, paper_tables.report, _TABLE.value, _RUNS.value, _MODEL.value

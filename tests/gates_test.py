@@ -17,9 +17,11 @@ import pytest
 from experiments.papers import arm_report
 from experiments.papers import claim_plots
 from experiments.papers import claim_report
+from experiments.papers import pool_processes
 from experiments.papers.claims import HOLDS
 from experiments.papers.claims import NO_VERDICT
 from experiments.papers.paper_claims import CLAIMS
+from experiments.papers.pool import all_jobs
 from experiments.papers.pool import choose_all
 from experiments.papers.scales import SCALES
 from spdf_jax.runs.markdown import escape
@@ -96,7 +98,7 @@ def test_the_rate_of_an_arm_counts_for_the_arm_that_uses_it():
 
 @pytest.mark.parametrize('folder, first_seed, keys, reason', [
     ('static-99_large', 1, OF_SIZES, 'G2 static-99_large'),
-    ('rigl-90', 0, {'e'}, 'G3 rigl-90'),
+    ('rigl-90', 0, {'e'}, '0 of at least 6 seeds; G3 rigl-90'),
 ])
 def test_an_arm_that_diverges_passes_no_gate(folder, first_seed, keys, reason):
   def run(job):
@@ -106,7 +108,7 @@ def test_an_arm_that_diverges_passes_no_gate(folder, first_seed, keys, reason):
     return outcome
 
   world = look_at(FAIR, entries_of(), finish(entries_of(), run))
-  assert failed(world) == {reason}
+  assert failed(world) == {reason.rpartition('; ')[2]}
   assert_without_verdict(world, keys, reason)
 
 
@@ -123,27 +125,35 @@ def test_a_best_rate_inside_the_extended_grid_passes_g3():
 
 
 @functools.cache
-def flops_world(control=0.4, tuned_control=0.3, early=1.9, spread=0.0):
+def flops_world(
+    control=0.4, tuned_control=0.3, early=1.9, spread=0.0, control_rate=8e-3
+):
   """Judges the scale flops; each argument is what one gate looks at.
 
   Args:
     control: Loss of the control at width 128 less that of dense.
-    tuned_control: The same after fine-tuning.
+    tuned_control: The same after fine-tuning, of the targets of the test split.
     early: Loss of dense with rotary positions at a tenth of its steps.
     spread: Difference between the seeds of Variable at its best rate.
+    control_rate: Best rate of the control at width 128.
   """
   gaps = {
-      'static-99': control, 'static-99+e2e': tuned_control,
+      'static-99': control, 'static-99+e2e': 0.3,
       'static-99_w64': 0.4, 'static-99_w96': 0.4,
   }
 
   def run(job):
-    outcome = outcome_of(job, gaps, scale=FLOPS)
+    outcome = outcome_of(
+        job, gaps, best={'static-99': control_rate}, scale=FLOPS
+    )
     if job.arm.folder == 'variable-90' and job.point['rate'] == 8e-3:
       outcome['validation/loss'] += spread * (job.seed - 2) / 2
     if job.arm.size.startswith('rotary'):
       outcome['curve'] = [(400, 1.0, early), (1000, 2.0, 1.5)]
-    return outcome | {'test/loss': outcome.get('target/loss'), 'test/bleu': 40}
+    tested = outcome.get('target/loss', 0.0)
+    if job.arm.folder == 'static-99+e2e':
+      tested += tuned_control - 0.3
+    return outcome | {'test/loss': tested, 'test/bleu': 40}
 
   entries = entries_of(FLOPS)
   return look_at(FLOPS, entries, finish(entries, run))
@@ -192,6 +202,56 @@ def test_a_control_as_good_as_dense_at_128_spares_other_widths():
   keys, reason = without_verdict(flops_world(control=0.05))
   assert reason == 'G2 static-99'
   assert not keys & {'flops-64', 'small-96', 'rotary'} and 'flops' in keys
+
+
+def test_a_control_without_a_rate_inside_its_grid_proves_nothing():
+  keys, reason = without_verdict(flops_world(control_rate=5e-4))
+  assert reason == 'G2 static-99'
+  assert not keys & {'flops-64', 'small-96', 'rotary'} and 'flops' in keys
+
+
+def test_a_verdict_needs_all_registered_seeds():
+  world = flops_world()
+  done = {
+      name: outcome for name, outcome in world.done.items()
+      if not (name.startswith('static-75_w64/') and 'seed=8' in name)
+  }
+  found = look_at(FLOPS, world.entries, done).findings
+  assert found['flops-64'].reason == '7 of at least 8 seeds'
+  assert not found['flops-96'].reason
+  # Gates are not judged by some of their seeds either.
+  done = {
+      name: outcome for name, outcome in world.done.items()
+      if not (name.startswith('static-99_w64/') and 'seed=2' in name)
+  }
+  gate, = (g for g in look_at(FLOPS, world.entries, done).gates if not g.passed)
+  assert (gate.key, gate.subject.size, gate.found) == ('G2', 'w64', '')
+
+
+def test_an_arm_none_of_whose_rates_is_eligible_is_not_judged(capsys):
+  def run(job):
+    outcome = outcome_of(job, scale=FLOPS) | {'test/loss': 1, 'test/bleu': 40}
+    if job.arm.folder == 'dense_small':
+      outcome['validation/loss'] += 0.1 * job.seed
+    return outcome
+
+  entries = entries_of(FLOPS)
+  done = finish(entries, run)
+  world = look_at(FLOPS, entries, done)
+  assert {job.arm.folder for job in all_jobs(entries, done)} == {
+      entry.arm.folder for entry in entries
+  } - {'dense_small+e2e', 'dense_small+webnlg'}
+  small, = (e for e in entries if e.arm.folder == 'dense_small')
+  assert small.arm not in world.measured
+  gate, = (g for g in world.gates if g.subject == small.arm)
+  assert gate.found == 'no rate is eligible' and not gate.passed
+  # Rates down to an eighth of the lowest were tried, none is bold.
+  table = arm_report.format_choices(entries, done)
+  line, = lines_of(table, f'| {escape("dense_small")} |')
+  assert line.count(': inf') == 6 and '**' not in line
+  # No runs of other seeds are expected.
+  counts = pool_processes.PoolProgress(entries, 2, lambda arm: 1.0).counts(done)
+  assert counts == f'{len(done)} of {len(done)}'
 
 
 def test_a_rate_whose_seeds_spread_is_not_chosen():
@@ -286,6 +346,18 @@ def report(found):
   )
 
 
+def test_units_other_than_nats_are_named_and_not_drawn_beside_nats():
+  findings = list(flops_world().findings.values())
+  text = claim_report.format_report('T', {}, findings, {})
+  assert 'in nats (BLEU for flops-bleu, small-bleu). The' in text
+  *_, right = claim_plots.plot_claims([], {}, findings).axes
+  ticks = [tick.get_text() for tick in right.get_yticklabels()]
+  assert len(ticks) == sum(
+      len(f.claim.comparisons) for f in findings if 'bleu' not in f.claim.key
+  )
+  assert 'BLEU' not in right.get_xlabel()
+
+
 def lines_of(text, start):
   return [line for line in text.splitlines() if line.startswith(start)]
 
@@ -326,7 +398,7 @@ def test_what_has_not_run_is_called_so_and_null_in_json():
   line, = lines_of(text, '| G2 | dense beats')
   assert line.endswith('| – | not yet run |')
   line, = lines_of(text, '| (a) ')
-  assert '| 0 | – | – | 0 | 1 | **no verdict** (0 of at least 5' in line
+  assert '| 0 | – | – | 0 | 1 | **no verdict** (0 of at least 8' in line
   assert 'nan' not in text and 'inf' not in text.replace('inferior', '')
   described = claim_report.describe_findings(list(found.findings.values()))
   text = json.dumps(described, allow_nan=False)

@@ -175,7 +175,7 @@ def test_workdirs_are_read_as_the_report_reads_them(tmp_path):
 @pytest.mark.parametrize('changes, message', [
     (dict(tokenizer='bpe-512'), 'text as bpe-512 and text as bytes, whose'),
     (dict(corpus='news'), 'runs read different data, news as bytes and text'),
-    (dict(step=9), 'no validation/loss at the end of a pre-training, step 60'),
+    (dict(step=9), 'no finite validation/loss at the end of a pre-training, step 60'),
     (dict(init_from='runs/a'), 'starts from the weights of runs/a, whose'),
 ])
 def test_runs_that_cannot_be_compared_are_refused(tmp_path, changes, message):
@@ -196,6 +196,19 @@ def test_results_without_pre_trainings_are_refused(tmp_path, results, message):
   (tmp_path / 'results.json').write_text(json.dumps(results))
   with pytest.raises(ValueError, match=message):
     finished.read_finished([str(tmp_path)])
+
+
+@pytest.mark.papers
+def test_results_that_diverged_are_left_out(tmp_path):
+  results = json.loads((RESULTS / 'claims-fair/results.json').read_text())
+  for seed in range(2, 9):
+    results['runs'][f'dense/rate=0.016,seed={seed}'] |= {
+        'validation/loss': 'NaN', 'steps': 0
+    }
+  (tmp_path / 'results.json').write_text(json.dumps(results))
+  points, _ = finished.read_finished([str(tmp_path)])
+  dense, = (p for p in points if p.kind == 'dense' and p.weights == 48 * 64**2)
+  assert len(dense.losses) == 1 and math.isfinite(dense.loss)
 
 
 @pytest.mark.papers

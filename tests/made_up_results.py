@@ -142,7 +142,8 @@ def look_at(scale, entries, done) -> World:
   repeated = arm_report.measured(entries, done, again=True)
   gates = check(scale, claims, entries, done, measured)
   failed = failures(scale, gates, claims)
-  findings = judge(claims, measured, failed, repeated)
+  seeds = {entry.arm: entry.seeds for entry in entries}
+  findings = judge(claims, measured, failed, repeated, seeds)
   return World(
       entries, done, measured, gates, {f.claim.key: f for f in findings}
   )

@@ -1,6 +1,7 @@
 """experiments.race: equal budgets, choice of rates, and refusals."""
 
 import concurrent.futures
+import math
 
 import ml_collections
 import pytest
@@ -117,8 +118,32 @@ def test_times_of_phases_warm_ups_and_mask_updates_are_scaled():
   assert race.scaled(config, 1.0).phases.pretrain.to_dict() == before.to_dict()
 
 
+def test_all_fields_that_are_times_are_scaled():
+  config = quickstart.get_config()
+  config.revival_warmup = 20
+  config.phases.pretrain.duration = '1.5k steps'
+  config.phases.pretrain.learning_rate.warmup = '0 steps'
+  config.phases.pretrain.algorithm = dict(name='gmp', sparsity=dict(
+      schedule='cubic', initial=0.5, final=0.75, start=20, steps='200'
+  ))
+  config.phases.continuation.rewind_weights_to = '100 steps'
+  config.phases.continuation.learning_rate.to = '50'
+  found = race.scaled(config, 0.1)
+  phase = found.phases.pretrain
+  assert phase.duration == '0.15k steps' and phase.learning_rate.warmup == (
+      '0 steps'
+  )
+  assert phase.algorithm.sparsity.to_dict() == dict(
+      schedule='cubic', initial=0.5, final=0.75, start=2, steps='20'
+  )
+  assert found.phases.continuation.rewind_weights_to == '10 steps'
+  assert found.phases.continuation.learning_rate.to == '5'
+  assert found.revival_warmup == 2
+
+
 @pytest.mark.parametrize('changes, message', [
     (dict(budget='30 minutes'), "budget is '30 minutes'; give seconds as 90s"),
+    (dict(budget='1.2.3s'), "budget is '1.2.3s'; give seconds as 90s"),
     (dict(budget='1e7FLOPs'), "'1e7FLOPs', .* fewer than its 20 evaluations"),
     (dict(rates=['1e-3', 'fast']), "rates is '1e-3,fast'; give positive"),
     (dict(rates=['1e-3', '2e-3'], spread=0.001),
@@ -140,10 +165,50 @@ def test_configs_that_differ_in_data_are_refused(made_up, tmp_path):
     race.race('a.py', '1h', 1, (), 0.03, str(tmp_path))
 
 
+def test_configs_that_are_evaluated_on_other_windows_are_refused(
+    made_up, tmp_path
+):
+  config = made_up['sparse.py:x=1,y=2']
+  for name in ('pretrain', 'continuation'):
+    config.phases[name].length = 8
+  with pytest.raises(ValueError, match="'dense': 16, 'sparse-x=1,y=2': 8}, so"):
+    run(tmp_path)
+  assert made_up['steps'] == []
+
+
+def test_a_run_that_diverges_is_reported(made_up, tmp_path, monkeypatch):
+  train = pool_worker.train
+
+  def diverging(run, workdir):
+    outcome = train(run, workdir)
+    if workdir.parent.name == 'dense' and run.config.seed == 5:
+      outcome |= {'validation/loss': math.nan, 'steps': 3}
+      del outcome['curve']
+    return outcome
+
+  monkeypatch.setattr(pool_worker, 'train', diverging)
+  row, = (r for r in run(tmp_path).splitlines() if r.startswith('| dense '))
+  cells = row.split(' | ')
+  assert cells[6] == 'nan ± nan'
+  assert float(cells[4]) == pytest.approx(1e10, rel=1e-2)
+  assert '| nan |' not in row
+
+  monkeypatch.setattr(pool_worker, 'train', lambda run, workdir: (
+      train(run, workdir) | {'validation/loss': math.nan}
+  ))
+  with pytest.raises(ValueError, match='all of the rates a loss of dense is n'):
+    run(tmp_path / 'rates', rates=['1e-3', '2e-3'])
+
+
 def test_another_race_in_the_same_folder_is_refused(made_up, tmp_path):
   run(tmp_path, seeds=1)
+  costs = (tmp_path / 'costs.json').read_bytes()
   with pytest.raises(ValueError, match='another .*budget'):
     run(tmp_path, seeds=1, budget='2e10FLOPs')
+  made_up['sparse.py:x=1,y=2'].model.d_ff = 32
+  with pytest.raises(ValueError, match='another .*configs'):
+    run(tmp_path, seeds=1)
+  assert (tmp_path / 'costs.json').read_bytes() == costs
 
 
 def test_a_later_phase_keeps_its_share_of_the_rate():

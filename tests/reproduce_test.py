@@ -26,6 +26,7 @@ from experiments.papers.pool_identity import identify
 from experiments.papers.pool_results import read_results
 from experiments.papers.reproduction import reproduce
 from experiments.papers.scales import SCALES
+from spdf_jax import data
 
 pytestmark = pytest.mark.papers
 
@@ -186,7 +187,10 @@ def test_a_corpus_is_known_by_its_tokens_not_by_its_files(tmp_path):
 def prepared(scale, source, directory):
   """Replaces `pool_data.prepare`: reads no data."""
   directory.mkdir(parents=True, exist_ok=True)
-  return pool_data.Prepared('corpus', 'tasks', DATA)
+  task = data.Task('jsonl', (data.Pair('a', source),), (), ())
+  return pool_data.Prepared(
+      'corpus', {'task': task}, DATA | {'corpus': source or 'abc'}
+  )
 
 
 @pytest.fixture
@@ -235,6 +239,17 @@ def test_made_up_outcomes_of_a_fair_run_have_verdicts(
   assert '; 0 left, about 0:00' in capsys.readouterr().out
   assert reproduce(here, '', 2, False) == report
   assert len(made_up) == len(set(made_up))  # Nothing is run again.
+
+
+def test_refused_data_replace_no_files_of_a_pool(made_up, tmp_path):
+  here = reproduction_of(tmp_path, claims=('b2',))
+  reproduce(here, '', 2, False)
+  path = tmp_path / 'runs' / 'tasks' / 'task' / 'train.jsonl'
+  before = path.read_bytes()
+  for report_only in (False, True):
+    with pytest.raises(ValueError, match='data differ'):
+      reproduce(here, 'others', 2, report_only)
+    assert path.read_bytes() == before
 
 
 def test_results_with_a_run_that_diverged_are_strict_json(

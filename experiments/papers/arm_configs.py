@@ -43,7 +43,6 @@ def create_config(
   arm = job.arm
   config = scale.base_config(arm.size)
   config.seed = job.seed
-  config.matmul = scale.matmul
   # Another number of micro-batches changes rounding errors and nothing else.
   config.micro_batches = 2 * scale.micro_batches if job.again else (
       scale.micro_batches
@@ -66,8 +65,9 @@ def create_config(
     config.phase_defaults.batch_size = scale.batch(arm.size)
     config.phase_defaults.learning_rate.peak = job.point.get('rate', 1.0)
     phases = _pretraining(scale, job)
-    if arm.stage in AGES:
-      config.revival_warmup = AGES[arm.stage] * _warmup(scale.steps(arm) // 6)
+    stage = job.point.get('stage', arm.stage)
+    if stage in AGES:
+      config.revival_warmup = AGES[stage] * _warmup(scale.steps(arm) // 6)
     if arm.mup:
       config.parameterization.update(
           name='sparse-mup', base_width=scale.sizes[''].width, base_density=1.0

@@ -119,15 +119,14 @@ def format_choices(entries: Sequence[Entry], done: Done) -> str:
   rows = []
   chosen = pool.choose_all(entries, done)
   for entry in {entry.arm: entry for entry in entries}.values():
-    best = chosen[entry.arm]
-    if not entry.grid or best is None or entry.arm.rate_of is not None:
+    points = pool.tried(entry, done)
+    losses = [pool.loss_of(entry, point, done) for point in points]
+    if not entry.grid or None in losses or entry.arm.rate_of is not None:
       continue
     cells = []
-    for point in pool.tried(entry, done):
-      text = markdown.escape(
-          f'{_text(point)}: {pool.loss_of(entry, point, done):.4f}'
-      )
-      cells.append(f'**{text}**' if point == best else text)
+    for point, loss in zip(points, losses):
+      text = markdown.escape(f'{_text(point)}: {loss:.4f}')
+      cells.append(f'**{text}**' if point == chosen[entry.arm] else text)
     rows.append([markdown.escape(entry.arm.name), '; '.join(cells)])
   seeds = sorted({seed for e in entries for seed in e.tuning_seeds})
   noun = 'seed' if len(seeds) == 1 else 'mean of seeds'

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
+from experiments.papers import claims
 from experiments.papers.arms import Arm
-from experiments.papers.claims import Claim
 from experiments.papers.claims import Comparison
 from experiments.papers.claims import Finding
 from experiments.papers.paired import Interval
@@ -38,7 +38,8 @@ def plot_claims(
     point per seed and a line at their mean; on the right, the comparisons,
     colored by whether their interval is inside, across or outside the margin,
     a tick at each margin, and the verdict of each claim. Claims in perplexity
-    are left out, because their differences are several times those in nats.
+    and in BLEU are left out, because their differences are several times those
+    in nats.
 
   Raises:
     ImportError: matplotlib is not installed.
@@ -49,7 +50,10 @@ def plot_claims(
     >>> len(plot_claims([entry], found, []).axes)
     2
   """
-  findings = [f for f in findings if not _in_perplexity(f.claim)]
+  findings = [
+      f for f in findings
+      if claims.unit_of(f.claim) not in ('perplexities', 'BLEU')
+  ]
   shown = [
       entry.arm for entry in entries
       if any(entry.arm.metric in o for o in found.get(entry.arm, {}).values())
@@ -82,11 +86,6 @@ def _plot_losses(
   style.polish(ax)
   ax.grid(False, axis='y')
   ax.margins(y=0)
-
-
-def _in_perplexity(claim: Claim) -> bool:
-  terms = (term for c in claim.comparisons for term in c.terms)
-  return any(term.metric.endswith('/perplexity') for term in terms)
 
 
 def _place(comparison: Comparison, interval: Interval) -> str:
@@ -140,8 +139,8 @@ def _plot_differences(ax: Any, findings: Sequence[Finding]) -> None:
   ax.set_ylim(len(rows) - 0.4, -0.6)
   ax.axvline(0, color=style.GREY, linewidth=0.8)
   ax.set_xlabel(
-      'difference by seed, its mean and 95 % interval\n'
-      '(nats; cosine distances for h)'
+      'difference by seed, its mean and 95 % interval, in '
+      f'{claims.describe_units(f.claim for f in findings)}'
   )
   style.polish(ax)
   ax.grid(False, axis='y')

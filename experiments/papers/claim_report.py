@@ -171,9 +171,9 @@ def format_report(
   """
   lines = [
       f'# {title}', '',
-      'Differences are paired by seed, in nats (cosine distances for h, '
-      f'perplexities for c-ppl). The significance level is {claims.LEVEL:g}, '
-      'with '
+      'Differences are paired by seed, in '
+      f'{claims.describe_units(f.claim for f in findings)}. The significance '
+      f'level is {claims.LEVEL:g}, with '
       "Holm's correction within each family of claims; intervals are of 95 % "
       'and not corrected. A claim gets no verdict if one of its gates fails.',
       '',
@@ -181,9 +181,8 @@ def format_report(
   ]
   for family in dict.fromkeys(f.claim.family for f in findings):
     members = [f for f in findings if f.claim.family == family]
-    if members:
-      lines += ['', f'## {family[0].upper()}{family[1:]} claims', '',
-                format_claims(members)]
+    lines += ['', f'## {family[0].upper()}{family[1:]} claims', '',
+              format_claims(members)]
   for heading, table in tables.items():
     lines += ['', f'## {heading}', '', table]
   return '\n'.join(lines) + '\n'

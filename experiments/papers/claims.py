@@ -1,10 +1,10 @@
 """Claims as data: contrasts of arms, margins, and verdicts.
 
-Lower is better in all measures: losses in nats, perplexities and cosine
-distances.
+Lower is better in all contrasts: of losses in nats, perplexities and cosine
+distances, and of BLEU with the opposite sign.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.papers import paired
@@ -79,6 +79,43 @@ class Claim(NamedTuple):
     return tuple(dict.fromkeys(term.arm for term in terms))
 
 
+_UNITS = {
+    'distance/': 'cosine distances', '/perplexity': 'perplexities',
+    '/bleu': 'BLEU',
+}
+
+NATS = 'nats'
+
+
+def unit_of(claim: Claim) -> str:
+  """Returns the unit of a claim's contrasts.
+
+  Example:
+    >>> a, b = Arm('dense'), Arm('static', 0.5)
+    >>> unit_of(Claim('a', '', '', (better(b, a, 'test/bleu'),)))
+    'BLEU'
+  """
+  metric = claim.comparisons[0].terms[0].metric
+  return next((u for part, u in _UNITS.items() if part in metric), NATS)
+
+
+def describe_units(claims: Iterable[Claim]) -> str:
+  """Names nats, and the units and keys of claims in others.
+
+  Example:
+    >>> a, b = Arm('dense'), Arm('static', 0.5)
+    >>> claim = Claim('a', '', '', (better(b, a, 'test/bleu'),))
+    >>> describe_units([claim, claim._replace(key='b')])
+    'nats (BLEU for a, b)'
+  """
+  keys: dict[str, list[str]] = {}
+  for claim in claims:
+    keys.setdefault(unit_of(claim), []).append(claim.key)
+  keys.pop(NATS, None)
+  others = ', '.join(f'{u} for {", ".join(k)}' for u, k in keys.items())
+  return f'{NATS} ({others})' if others else NATS
+
+
 class Finding(NamedTuple):
   """Verdict on a claim, and the numbers behind it.
 
@@ -110,6 +147,7 @@ def judge(
     measured: Measured,
     failures: Mapping[str, str] | None = None,
     repeated: Measured | None = None,
+    seeds: Mapping[Arm, int] | None = None,
 ) -> list[Finding]:
   """Judges claims, with p-values corrected for the number of claims.
 
@@ -125,6 +163,8 @@ def judge(
       that all of its arms have.
     failures: Failed gates by the key of a claim; such a claim gets no verdict.
     repeated: Measurements of repeated runs; they do not count for the verdict.
+    seeds: Number of seeds that an arm is judged by; a claim has a verdict if
+      its arms have them all, at least `FEWEST_SEEDS`.
 
   Returns:
     A finding for each claim.
@@ -158,9 +198,12 @@ def judge(
   for claim, values, pro, con, p in judged:
     intervals = tuple(paired.t_interval(v) if v else NOT_RUN for v in values)
     reason = (failures or {}).get(claim.key, '')
-    if min(map(len, values)) < FEWEST_SEEDS:
+    needed = max(
+        FEWEST_SEEDS, min((seeds or {}).get(arm, 0) for arm in claim.arms)
+    )
+    if min(map(len, values)) < needed:
       reason = '; '.join(filter(None, (
-          f'{min(map(len, values))} of at least {FEWEST_SEEDS} seeds', reason
+          f'{min(map(len, values))} of at least {needed} seeds', reason
       )))
     verdict = NO_VERDICT if reason else _verdict(
         pro < con, corrected[claim.key], claim, intervals

@@ -1,7 +1,7 @@
 """Gates: conditions under which differences between arms are meaningful.
 
 G1: dense models beat a bigram and a trigram model of the tokens they read. G2:
-a model of 99 % sparsity is worse than a dense one. G3: every chosen learning
+a model of 99 % sparsity, at a tuned rate, is worse than a dense one. G3: every chosen learning
 rate is inside its grid, not at an end. G4: at least 20 tokens per parameter and
 at most 4 epochs. G5: pre-training is long, or a control with rotary positions
 leaves the plateau of the bigram within a tenth of it. G6: a model of 99 %
@@ -19,6 +19,8 @@ from experiments.papers import pool
 from experiments.papers import scales
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
+from experiments.papers.arms import SCORED
+from experiments.papers.arms import TUNED
 from experiments.papers.arms import with_parents
 from experiments.papers.claims import Claim
 from experiments.papers.claims import Measured
@@ -72,9 +74,9 @@ def arms_of_gates(scale: Scale, claims: Sequence[Claim]) -> list[Arm]:
     arms += [
         Arm('init', size=size), _dense(scale, size), _control(scale, size)
     ]
-    if 'G5' in scale.gates and not _is_long(scale, size):
+    if 'G5' in scale.more_gates and not _is_long(scale, size):
       arms.append(_rotary(scale, size))
-  if 'G6' in scale.gates:
+  if 'G6' in scale.more_gates:
     for size, task in _tunings(scale, claims):
       arms += [_dense(scale, size, task), _control(scale, size, task)]
   return list(dict.fromkeys(arms))
@@ -100,6 +102,11 @@ def check(
     G1 and G2 by size, G3 by arm, and G4; G5 by size and G6 by task, if the
     scale has them.
   """
+  seeds = {entry.arm: entry.seeds for entry in entries}
+  measured = {
+      arm: outcomes for arm, outcomes in measured.items()
+      if len(outcomes) == seeds[arm]  # Gates are not judged by a part of them.
+  }
   gates = []
   sizes = _sizes(scale, claims)
   for size in sizes:
@@ -110,14 +117,20 @@ def check(
           _values(measured, init, metric),
           _values(measured, dense, PRETRAINED),
       ))
-  for size in sizes:
-    gates.append(_beaten(
-        'G2', _control(scale, size), _dense(scale, size), measured
-    ))
   chosen = pool.choose_all(entries, done)
-  for entry in {entry.arm: entry for entry in entries}.values():
-    if entry.arm.rate_of is None and 'rate' in entry.grid:
-      gates.append(_inside(entry, chosen[entry.arm], done))
+  rates = [
+      _inside(entry, chosen[entry.arm], done)
+      for entry in {entry.arm: entry for entry in entries}.values()
+      if entry.arm.rate_of is None and 'rate' in entry.grid
+  ]
+  ill_tuned = {gate.subject for gate in rates if not gate.passed}
+  for size in sizes:
+    control = _control(scale, size)
+    gates.append(_beaten(
+        'G2', control, _dense(scale, size), PRETRAINED, measured,
+        control not in ill_tuned,
+    ))
+  gates += rates
   enough = scale.tokens_per_parameter >= TOKENS_PER_PARAMETER
   gates.append(Gate(
       'G4', None,
@@ -127,13 +140,15 @@ def check(
       f'{scale.epochs} epochs at most',
       enough and scale.epochs <= EPOCHS,
   ))
-  if 'G5' in scale.gates:
+  if 'G5' in scale.more_gates:
     gates += [_leaves_plateau(scale, size, measured) for size in sizes]
-  if 'G6' in scale.gates:
+  if 'G6' in scale.more_gates:
     for size, task in _tunings(scale, claims):
+      control = _control(scale, size, task)
       gates.append(_beaten(
-          'G6', _control(scale, size, task), _dense(scale, size, task),
-          measured,
+          'G6', control, _dense(scale, size, task),
+          SCORED if scale.scored else TUNED, measured,
+          control not in ill_tuned,
       ))
   return gates
 
@@ -252,11 +267,19 @@ def _leaves_plateau(scale: Scale, size: str, measured: Measured) -> Gate:
   )
 
 
-def _beaten(key: str, control: Arm, dense: Arm, measured: Measured) -> Gate:
-  metric = dense.metric
-  return _ahead(
+def _beaten(
+    key: str, control: Arm, dense: Arm, metric: str, measured: Measured,
+    is_tuned: bool,
+) -> Gate:
+  """Returns the gate of a control, which a bad rate makes worse, too."""
+  gate = _ahead(
       key, control, f'{dense.name} beats {control.name}',
       _values(measured, control, metric), _values(measured, dense, metric),
+  )
+  if is_tuned or not gate.found:
+    return gate
+  return gate._replace(
+      found=f'{gate.found}; its rate is at an end of its grid', passed=False
   )
 
 
@@ -285,14 +308,14 @@ def _inside(
 ) -> Gate:
   text = f'the rate of {entry.arm.name} is inside its grid'
   if best is None:
-    return Gate('G3', entry.arm, text, '', False)
+    found = 'no rate is eligible' if pool.without_choice([entry], done) else ''
+    return Gate('G3', entry.arm, text, found, False)
   rates = sorted(
       point['rate'] for point in pool.tried(entry, done)
       if point | {'rate': best['rate']} == best
       and pool.loss_of(entry, point, done) is not None
   )
   found = f'{best["rate"]:g} in {", ".join(f"{rate:g}" for rate in rates)}'
-  inside = rates[0] < best['rate'] < rates[-1] and math.isfinite(
-      pool.loss_of(entry, best, done)
+  return Gate(
+      'G3', entry.arm, text, found, rates[0] < best['rate'] < rates[-1]
   )
-  return Gate('G3', entry.arm, text, found, inside)

@@ -84,6 +84,8 @@ def number_of_runs(entry: Entry) -> int:
   """
   judging = set(range(1, entry.seeds + 1))
   repeated = entry.seeds // entry.repeat_every if entry.repeat_every else 0
+  if entry.arm.method == 'init':
+    repeated = 0  # See `all_jobs`.
   if entry.arm.rate_of is not None or not entry.grid:
     return len(judging) + repeated
   tuning = set(entry.tuning_seeds)
@@ -116,7 +118,7 @@ def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
 
   While the best rate is the lowest or the highest tried with the other values
   of its point, half or twice that rate is added, up to a factor of 8 beyond
-  the initial grid.
+  the initial grid. While no point may be chosen, half the lowest rate is added.
 
   Args:
     entry: The entry.
@@ -143,6 +145,8 @@ def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
     if None in losses:
       return found
     best = found[losses.index(min(losses))]
+    if math.isinf(min(losses)):  # Lower rates diverge less.
+      best = min(found, key=lambda point: point['rate'])
     rates = [p['rate'] for p in found if p | {'rate': best['rate']} == best]
     new = [
         best | {'rate': rate}
@@ -157,7 +161,14 @@ def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
 
 
 def choose(entry: Entry, done: Done) -> dict[str, Any] | None:
-  """Returns the best point of an entry's grid, `None` until all have run.
+  """Returns the best point of an entry's grid.
+
+  Args:
+    entry: The entry.
+    done: Outcomes of finished runs.
+
+  Returns:
+    The point; `None` until all have run, or if none may be chosen.
 
   Example:
     >>> entry = Entry(Arm('dense'), {'rate': (1, 2)}, 1, extend=False)
@@ -171,7 +182,31 @@ def choose(entry: Entry, done: Done) -> dict[str, Any] | None:
   if not entry.grid:
     return found[0]
   losses = [loss_of(entry, point, done) for point in found]
-  return None if None in losses else found[losses.index(min(losses))]
+  if None in losses or math.isinf(min(losses)):
+    return None
+  return found[losses.index(min(losses))]
+
+
+def without_choice(entries: Sequence[Entry], done: Done) -> set[Arm]:
+  """Returns the arms whose grids have run without a point to choose.
+
+  Arms that take their rate or start from one of these are included.
+
+  Example:
+    >>> entry = Entry(Arm('dense'), {'rate': (1,)}, 1, extend=False)
+    >>> done = {'dense/rate=1,seed=0': {'validation/loss': math.nan}}
+    >>> [arm.name for arm in without_choice([entry], done)]
+    ['dense']
+  """
+  found: set[Arm] = set()
+  for entry in entries:
+    arm = entry.arm
+    if arm.rate_of in found or arm.parent in found or (
+        arm.rate_of is None and choose(entry, done) is None
+        and all(loss_of(entry, p, done) == math.inf for p in tried(entry, done))
+    ):
+      found.add(arm)
+  return found
 
 
 def choose_all(

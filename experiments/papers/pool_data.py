@@ -1,5 +1,6 @@
 """Data of experiments.reproduce: corpus and tasks, prepared in one folder."""
 
+from collections.abc import Mapping
 import hashlib
 import json
 import os
@@ -21,28 +22,29 @@ class Prepared(NamedTuple):
 
   Attributes:
     corpus: Name or folder of the corpus.
-    tasks: Folder that contains a folder for each task.
+    tasks: Tasks by name, whole.
     fingerprints: Fingerprints of corpus and tasks, by name.
   """
 
   corpus: str
-  tasks: str
+  tasks: dict[str, data.Task]
   fingerprints: dict[str, str]
 
 
 def prepare(scale: Scale, source: str, directory: pathlib.Path) -> Prepared:
-  """Tokenizes the corpus, and writes the share of each task that is used.
+  """Tokenizes the corpus and reads the tasks.
 
   Args:
     scale: Scale whose corpus and tasks are prepared.
     source: Folder of the data; ignored if the scale reads no data from it.
-    directory: Output folder; parts that exist are kept.
+    directory: Output folder of the corpus; parts that exist are kept.
 
   Returns:
     The prepared data.
 
   Raises:
-    ValueError: the folder, or a folder that it must contain, is missing.
+    ValueError: the folder, or a folder that it must contain, is missing; or
+      the output folder has the corpus of other files.
   """
   folders = [scale.corpus, *(folder for _, folder, _ in scale.tasks.values())]
   for folder in filter(None, folders):
@@ -67,13 +69,24 @@ def prepare(scale: Scale, source: str, directory: pathlib.Path) -> Prepared:
     corpus = data.prepare_corpus(
         name, tokenizer=scale.tokenizer, cache_dir='~/.cache/spdf_jax'
     )
-  tasks = (directory / 'tasks').absolute()
-  fingerprints = {'corpus': _digest_tokens(corpus)}
-  for name_of_task, (task, folder, every) in scale.tasks.items():
-    whole = data.load_task(task, pathlib.Path(source, folder) if folder else '')
-    fingerprints[name_of_task] = whole.fingerprint
-    _write_share(whole, tasks / name_of_task, every, scale.batches * _PAIRS)
-  return Prepared(name, str(tasks), fingerprints)
+  tasks = {
+      key: data.load_task(task, pathlib.Path(source, folder) if folder else '')
+      for key, (task, folder, _) in scale.tasks.items()
+  }
+  return Prepared(name, tasks, {'corpus': _digest_tokens(corpus)} | {
+      key: task.fingerprint for key, task in tasks.items()
+  })
+
+
+def write_tasks(
+    scale: Scale, tasks: Mapping[str, data.Task], directory: pathlib.Path
+) -> str:
+  """Writes the share of each task that a scale uses; returns the folder."""
+  folder = (directory / 'tasks').absolute()
+  for key, task in tasks.items():
+    *_, every = scale.tasks[key]
+    _write_share(task, folder / key, every, scale.batches * _PAIRS)
+  return str(folder)
 
 
 def _digest_tokens(corpus: data.Corpus) -> str:

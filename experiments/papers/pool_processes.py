@@ -45,9 +45,12 @@ class PoolProgress:
   def _arms(self, done: Done) -> dict[str, Arm]:
     """Returns the arm of each run that is known or expected, by name."""
     arms = {job.name: job.arm for job in pool.all_jobs(self._entries, done)}
+    ended = pool.without_choice(self._entries, done)
     # Seeds whose learning rate is not chosen yet have no names so far.
     for entry in self._entries:
       arm = entry.arm
+      if arm in ended:
+        continue
       count = sum(other.folder == arm.folder for other in arms.values())
       for i in range(count, pool.number_of_runs(entry)):
         arms[f'{arm.folder}/{i}'] = arm

@@ -109,6 +109,7 @@ def write_results(
   findings = judge(
       claims, found, gates.failures(scale, checked, claims),
       arm_report.measured(entries, done, again=True),
+      {entry.arm: entry.seeds for entry in entries},
   )
   machine = describe_machine()
   commit = pool_identity.protocol_commit(scale.protocol)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 import contextlib
 import pathlib
-import statistics
 from typing import Any, NamedTuple
 
 from experiments.papers import arms
@@ -60,7 +59,8 @@ def write_report(
   rows = []
   for arm, found in outcomes.items():
     losses = [outcome[arms.PRETRAINED] for outcome in found]
-    spread = f' ± {statistics.stdev(losses):.4f}' if len(losses) > 1 else ''
+    mean, deviation, *_ = t_interval(losses)
+    spread = f' ± {deviation:.4f}' if len(losses) > 1 else ''
     difference = markdown.MISSING
     if arm != entries[0].arm:
       paired = t_interval([x - y for x, y in zip(losses, first)])
@@ -68,13 +68,13 @@ def write_report(
       if len(losses) > 1:
         difference += f' ({paired.low:+.4f} to {paired.high:+.4f})'
     rate = chosen[arm].get('rate')
-    steps = found[0]['steps']
+    longest = max(found, key=lambda outcome: outcome['steps'])
+    steps = longest['steps']  # A run that diverged has fewer.
     rows.append([
         arm.folder, markdown.MISSING if rate is None else f'{rate:g}',
         str(len(losses)),
         f'{steps:,}', f'{spent(phases[arm.folder], steps):.4g}',
-        f'{found[0]["flops"]:.3g}',
-        f'{statistics.fmean(losses):.4f}{spread}', difference,
+        f'{longest["flops"]:.3g}', f'{mean:.4f}{spread}', difference,
     ])
   columns = ['config', 'rate', 'seeds', 'steps', budget.unit, 'FLOPs in all',
              'validation loss', 'minus the first (95 %)']

@@ -86,7 +86,8 @@ def check_claims(
     )
   reproduction = Reproduction(name, scale, workdir, output, claims)
   yield reproduce(reproduction, data, workers, report_only)
-  yield f'{output}: table.md, results.json, claims.png'
+  written = sorted(path.name for path in output.glob('*.png'))
+  yield f'{output}: {", ".join(["table.md", "results.json", *written])}'
 
 
 def reproduce(
@@ -120,14 +121,14 @@ def reproduce(
   entries = reproduction.trained
   identity_file = workdir / 'scale.json'
   if identity_file.exists():
-    # Checked first, since preparing data would overwrite another scale's tasks.
+    # Checked first, since preparing data takes minutes.
     identity = pool_identity.identify(scale, {})
     del identity['data']
     pool_identity.check_same(identity_file, identity)
-  prepared = pool_data.prepare(scale, data, workdir)
   if not report_only:
     workdir.mkdir(parents=True, exist_ok=True)
     files.lock_folder(workdir, 'workdir')  # Held until the process ends.
+  prepared = pool_data.prepare(scale, data, workdir)
   identity = pool_identity.identify(scale, prepared.fingerprints)
   pool_identity.check_same(identity_file, identity)
   runs = workdir / 'runs'
@@ -142,9 +143,8 @@ def reproduce(
   done = read()
   if report_only:
     return write(done)
-  runner = pool_worker.Runner(
-      scale, str(runs), prepared.corpus, prepared.tasks, data
-  )
+  tasks = pool_data.write_tasks(scale, prepared.tasks, workdir)
+  runner = pool_worker.Runner(scale, str(runs), prepared.corpus, tasks, data)
   cores = sorted(os.sched_getaffinity(0))
   workers = workers or len(cores)
   try:

@@ -89,12 +89,11 @@ class Scale:
       data, and n if every n-th example is trained on.
     batches: Number of batches of 16 sequences that losses are measured on.
     micro_batches: Number of micro-batches of a batch.
-    matmul: Value of `config.matmul`.
     epochs: Largest number of epochs of the corpus.
     demonstration: Whether the scale may violate gate G4; then its claims get no
       verdict.
     protocol: File of the protocol in `experiments/results`.
-    gates: Keys of the gates.
+    more_gates: Keys of gates beside G1 to G4.
     tuning_seeds: See `pool.Entry`.
     spread: See `pool.Entry`.
     repeat_every: See `pool.Entry`.
@@ -123,11 +122,10 @@ class Scale:
   tasks: Mapping[str, tuple[str, str, int]]
   batches: int
   micro_batches: int = 1
-  matmul: str = 'auto'
   epochs: int = 1
   demonstration: bool = False
   protocol: str = 'PROTOCOL.md'
-  gates: tuple[str, ...] = ('G1', 'G2', 'G3', 'G4')
+  more_gates: tuple[str, ...] = ()
   tuning_seeds: tuple[int, ...] = (0,)
   spread: float = math.inf
   repeat_every: int = 0

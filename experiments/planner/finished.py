@@ -1,6 +1,7 @@
 """Finished pre-trainings, to which scaling laws are fitted."""
 
 from collections.abc import Iterator, Sequence
+import math
 import pathlib
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ def read_finished(folders: Sequence[str]) -> tuple[list[Point], Setting]:
   Args:
     folders: Workdirs of runs, and results of `experiments.reproduce`, of which
       the dense, static and variable arms of GPTs are read, at the learning
-      rates chosen there.
+      rates chosen there, without runs that diverged.
 
   Returns:
     The configurations, and the setting of the one that took the most FLOPs.
@@ -82,10 +83,10 @@ def _read_workdir(folder: str) -> tuple[Point, Setting]:
   phases = read.pretraining_phases(run)
   end = phases[-1].end if phases else 0
   step, loss = (end and run.at_end(phases[-1], PRETRAINED)) or (-1, 0.0)
-  if step < end:
+  if step < end or not math.isfinite(loss):
     raise ValueError(
-        f'{folder} has no {PRETRAINED} at the end of a pre-training, step '
-        f'{end}; finish it, or leave it out.'
+        f'{folder} has no finite {PRETRAINED} at the end of a pre-training, '
+        f'step {end}; finish it, or leave it out.'
     )
   config = workdirs.read_workdir_config(folder)
   if config.init_from:
@@ -122,6 +123,8 @@ def _read_results(path: pathlib.Path) -> Iterator[tuple[Point, Setting]]:
     sizes, batch = scale.model(arm.size), scale.batch(arm.size)
     weights = sizes.n_layers * sizes.hidden_weights
     for outcome in outcomes.values():
+      if not math.isfinite(outcome[PRETRAINED]):
+        continue
       tokens = outcome['steps'] * batch * scale.length
       parts = [(arm.sparsity, tokens)]
       if arm.method == 'variable':

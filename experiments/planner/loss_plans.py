@@ -104,9 +104,11 @@ def find_candidates(
       and lengths.min() / BEYOND <= c.tokens <= limit * lengths.max()
   ]
   if not found:
+    given = '' if tokens is None else f' and tokens is {tokens:.4g}'
     raise ValueError(
-        f'flops is {flops:.4g}, which no model takes whose weights and tokens '
-        f'are within {BEYOND} times those of the runs; give another budget.'
+        f'flops is {flops:.4g}{given}, which no model takes whose weights and '
+        f'tokens are within {BEYOND} times those of the runs; give another '
+        'budget.'
     )
   return found
 

@@ -40,10 +40,11 @@ _TIME = re.compile(
 _FUNCTION = re.compile(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*')
 
 _ASSUMED_STEPS = 10**6  # Of a phase whose length is not known yet.
-_TIMES = (
+TIMES = (
     'update_every', 'update_from', 'update_until', 'steps', 'start', 'period',
     'transition_steps', 'transition_begin', 'decay_steps', 'warmup_steps',
 )
+"""Arguments of algorithms and schedules that are numbers of steps."""
 
 
 def create_algorithm(spec: Mapping[str, Any]) -> Algorithm:
@@ -261,7 +262,7 @@ def _in_steps(name: str, value: Any, steps: int) -> Any:
     return {k: _in_steps(k, v, steps) for k, v in value.items()}
   if isinstance(value, (list, tuple)):
     return [_in_steps(name, v, steps) for v in value]
-  if not isinstance(value, str) or name not in _TIMES:
+  if not isinstance(value, str) or name not in TIMES:
     return value
   if name == 'update_every' and _FUNCTION.fullmatch(value):
     return value
