@@ -139,7 +139,7 @@ def _plot_differences(ax: Any, findings: Sequence[Finding]) -> None:
   ax.set_ylim(len(rows) - 0.4, -0.6)
   ax.axvline(0, color=style.GREY, linewidth=0.8)
   ax.set_xlabel(
-      'difference by seed, its mean and 95 % interval, in '
+      'difference by seed, its mean and 95 % interval\nin '
       f'{claims.describe_units(f.claim for f in findings)}'
   )
   style.polish(ax)
