@@ -1,11 +1,11 @@
 """Description of the machine that takes measurements."""
 
 import importlib.metadata
-import os
-import pathlib
 import platform
 
 import jax
+
+from spdf_jax.accelerator import processor
 
 _LIBRARIES = 'jax', 'flax', 'optax', 'orbax-checkpoint', 'numpy'
 
@@ -20,7 +20,7 @@ def describe_machine() -> dict[str, str | int]:
   """
   return {
       'processor': _processor(),
-      'cores': cores(),
+      'cores': processor.cores(),
       'device': jax.devices()[0].device_kind,
       'python': platform.python_version(),
       'system': platform.platform(),
@@ -28,17 +28,8 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def _processor() -> str:
-  cpuinfo = pathlib.Path('/proc/cpuinfo')
-  if cpuinfo.exists():
-    for line in cpuinfo.read_text().splitlines():
-      name, _, value = line.partition(':')
-      if name.strip() == 'model name':
-        return value.strip()
+  for line in processor.cpuinfo().splitlines():
+    name, _, value = line.partition(':')
+    if name.strip() == 'model name':
+      return value.strip()
   return platform.processor() or platform.machine()
-
-
-def cores() -> int:
-  """Returns the number of cores that this process may use."""
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1

@@ -19,10 +19,10 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import compiled
-from experiments.benchmarks import machine
 from experiments.benchmarks import measuring
 from experiments.benchmarks import peers
 from experiments.benchmarks import small_gpts
+from spdf_jax.accelerator import processor
 
 SPARSITIES = (0.0, 0.75, 0.9)
 PARTS = ('sparse kernels', 'dense products', 'other operations')
@@ -67,7 +67,7 @@ def measure_case(
       yield measuring.sampled_row(name, 'step, wall ms', 1e3 * wall, rng)
       yield measuring.sampled_row(
           name, 'idle, % of the cores',
-          100 * (1 - cpu / wall / machine.cores()), rng
+          100 * (1 - cpu / wall / processor.cores()), rng
       )
       part_of = parts_of(program.executable.as_text())
       samples = [_trace(call, part_of) for _ in range(repeats)]

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.benchmarks import machine
 from spdf_jax import extras
 from spdf_jax import models
+from spdf_jax.accelerator import processor
 
 PyTree = Any
 
@@ -70,7 +70,7 @@ def create_step(
     returns its loss.
   """
   torch = extras.require('torch', None)
-  torch.set_num_threads(machine.cores())
+  torch.set_num_threads(processor.cores())
   model = create_model(config, params)
   call = torch.compile(model) if is_compiled else model
   groups: dict[bool, list[Any]] = {True: [], False: []}
@@ -233,7 +233,7 @@ def decoding(
     `context` tokens, on all cores that this process may use.
   """
   torch = extras.require('torch', None)
-  torch.set_num_threads(machine.cores())
+  torch.set_num_threads(processor.cores())
   f = torch.nn.functional
   d, heads = config.d_model, config.n_heads
   wte, wpe = (tensors[name]['embedding'] for name in ('wte', 'wpe'))

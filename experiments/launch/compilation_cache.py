@@ -1,16 +1,14 @@
 """Persistent cache of compiled programs, shared by all commands."""
 
-import hashlib
 import os
 import pathlib
-import platform
 
 from absl import flags
 from absl import logging
 import jax
 
-from experiments.benchmarks import machine
 from spdf_jax import files
+from spdf_jax.accelerator import processor
 
 _DIRECTORY = flags.DEFINE_string(
     'compilation_cache', None,
@@ -38,7 +36,7 @@ def prepare() -> None:
   if not wished:
     jax.config.update('jax_enable_compilation_cache', False)
     return
-  directory = pathlib.Path(wished).expanduser() / _processor()
+  directory = pathlib.Path(wished).expanduser() / processor.identity()
   try:
     files.create_private(directory)
   except OSError as error:
@@ -51,18 +49,3 @@ def prepare() -> None:
     logging.warning('compiled programs are not cached: %s', error)
     return
   jax.config.update('jax_compilation_cache_dir', str(directory))
-
-
-def _processor() -> str:
-  """Returns a name of what machine code depends on.
-
-  These are the architecture, its extensions and the number of cores.
-  """
-  try:
-    lines = pathlib.Path('/proc/cpuinfo').read_text('utf-8').splitlines()
-  except OSError:  # Not Linux.
-    lines = [platform.processor()]
-  names = ('vendor_id', 'cpu family', 'model', 'flags', 'Features')
-  kind = sorted({x for x in lines if x.split('\t')[0].strip() in names})
-  digest = hashlib.sha256('\n'.join(kind).encode()).hexdigest()
-  return f'{platform.machine()}-{machine.cores()}-{digest[:12]}'

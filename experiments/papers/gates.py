@@ -1,13 +1,13 @@
 """Gates: conditions under which differences between arms are meaningful.
 
 G1: dense models beat a bigram and a trigram model of the tokens they read. G2:
-a model of 99 % sparsity, at a tuned rate, is worse than a dense one. G3: every chosen learning
-rate is inside its grid, not at an end. G4: at least 20 tokens per parameter and
-at most 4 epochs. G5: pre-training is long, or a control with rotary positions
-leaves the plateau of the bigram within a tenth of it. G6: a model of 99 %
-sparsity is worse than a dense one after fine-tuning, too. If a gate fails, a
-small difference between arms does not measure sparsity, and the claims that
-depend on the gate get no verdict.
+a model of 99 % sparsity, at a tuned rate, is worse than a dense one. G3: every
+chosen learning rate is inside its grid, not at an end. G4: at least 20 tokens
+per parameter and at most 4 epochs. G5: pre-training is long, or a control with
+rotary positions leaves the plateau of the bigram within a tenth of it. G6: a
+model of 99 % sparsity is worse than a dense one after fine-tuning, too. If a
+gate fails, a small difference between arms does not measure sparsity, and the
+claims that depend on the gate get no verdict.
 """
 
 from collections.abc import Mapping, Sequence

@@ -11,8 +11,6 @@ cotangents before it multiplies them.
 
 import functools
 import os
-import pathlib
-import re
 from typing import Any
 
 import jax
@@ -23,6 +21,7 @@ from jax.interpreters import mlir
 import jax.numpy as jnp
 
 from spdf_jax import lowerings
+from spdf_jax.accelerator import processor
 
 _BATCH = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
 
@@ -96,26 +95,7 @@ def multiplies_bfloat16() -> bool:
 
   XLA does not check it; its products for other processors are not measured.
   """
-  return 'avx512_bf16' in cpuinfo()
-
-
-def processor() -> str:
-  """Returns the vendor of the processor, and whether it has AMX tiles.
-
-  Returns:
-    For example `'AuthenticAMD'` or `'GenuineIntel with AMX'`; `'unknown'` where
-    there is no `/proc/cpuinfo`, or it names no vendor.
-  """
-  vendor = re.search(r'vendor_id\s*:\s*(\w+)', cpuinfo())
-  tiles = ' with AMX' if 'amx_bf16' in cpuinfo() else ''
-  return (vendor.group(1) if vendor else 'unknown') + tiles
-
-
-@functools.cache
-def cpuinfo() -> str:
-  """Returns the text of `/proc/cpuinfo`, empty on systems without it."""
-  path = pathlib.Path('/proc/cpuinfo')
-  return path.read_text() if path.exists() else ''
+  return 'avx512_bf16' in processor.cpuinfo()
 
 
 def einsum(

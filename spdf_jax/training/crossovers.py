@@ -18,6 +18,7 @@ from spdf_jax import files
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator import primitives
+from spdf_jax.accelerator import processor
 from spdf_jax.accelerator.native import library
 
 logger = logging.getLogger('spdf_jax')
@@ -45,6 +46,8 @@ NEVER = 1.0
 """The crossover of kernels that are faster at no sparsity."""
 
 _SPARSITIES = 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95
+_TOLERANCE = 0.005
+"""Of the sparsity of a mask, which is rounded to a count of weights."""
 _LEAST_SPEEDUP = 1.1
 """Least speed-up of a layer; a step also scans masks and updates weights."""
 _REPEATS = 5
@@ -64,10 +67,14 @@ def crossover(
 
   Returns:
     The crossover: that of `MEASURED`, or of a measurement of seconds on a
-    processor that is not listed, which is cached beside the kernels.
+    processor that is not listed, which is cached beside the kernels for
+    processors of this kind.
+
+  Raises:
+    ValueError: the cached measurement is damaged.
   """
   kernels = native.kernels(dtype)
-  vendor = bf16_matmul.processor()
+  vendor = processor.vendor()
   # Matrix units multiply blocks otherwise than vector units; elsewhere blocks
   # pay wherever zeros at other places do.
   in_blocks &= dtype == 'bfloat16' and native.has_matrix_unit()
@@ -75,21 +82,26 @@ def crossover(
     return MEASURED[vendor, kernels]
   tokens = min(tokens, _MOST_TOKENS)
   cache = library.build().with_name(
-      f'crossover-{vendor}-{kernels}-{"blocks-" * in_blocks}{width}-{tokens}'
-      '.json'.replace(' ', '-')
+      f'crossover-{processor.identity()}-{kernels}-{"blocks-" * in_blocks}'
+      f'{width}-{tokens}.json'
   )
   if cache.exists():
-    fix = 'delete it, so that the kernels are measured again'
-    return files.read_object(cache, fix)['crossover']
+    fix = 'delete it, so that the kernels are measured again.'
+    found = files.read_object(cache, fix).get('crossover')
+    if not isinstance(found, float) or not 0 <= found <= NEVER:
+      raise ValueError(f'{cache} has the crossover {found!r}; {fix}')
+    return found
   found = measure_crossover(dtype, width, tokens, in_blocks)
   logger.info(
       'Kernels %s%s on this processor (%s) are not known to be faster than '
-      'dense products: measured at width %d, %s; kept in %s.',
+      'dense products: measured at width %d, %s.',
       kernels, ' of blocks' * in_blocks, vendor, width,
-      'they never are' if found == NEVER else f'they are above {found:.0%}',
-      cache,
+      'they never are' if found == NEVER else f'they are above {found:.1%}',
   )
-  files.write_atomically(cache, json.dumps({'crossover': found}))
+  try:
+    files.write_atomically(cache, json.dumps({'crossover': found}))
+  except OSError as error:  # A cache of kernels may be read-only.
+    logger.warning('the next run measures again: %s', error)
   return found
 
 
@@ -105,7 +117,8 @@ def measure_crossover(
     in_blocks: Whether masks consist of blocks.
 
   Returns:
-    The least sparsity from which on the kernels are faster, or `NEVER`.
+    The crossover, slightly below the least measured sparsity from which on the
+    kernels are faster, or `NEVER`.
   """
   keys = jax.random.split(jax.random.key(0), 4)
   x = jax.random.normal(keys[0], (tokens, width), dtype)
@@ -143,5 +156,5 @@ def measure_crossover(
   for sparsity, time_of in reversed([*zip(_SPARSITIES, of_sparse)]):
     if of_dense < _LEAST_SPEEDUP * time_of:
       break
-    found = sparsity
+    found = sparsity - _TOLERANCE
   return found

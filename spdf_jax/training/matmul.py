@@ -17,7 +17,6 @@ from spdf_jax.names import lookup
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.state import is_packed
-from spdf_jax.sparsity.structures import structure_of
 from spdf_jax.training import crossovers
 
 PyTree = Any
@@ -55,7 +54,7 @@ def sparse_steps(
       `crossovers`; `'blocks-64'` and `'blocks-128'` use the Pallas kernels that
       skip blocks of this size; `'wafer'`, which emulates a wafer, uses none.
     model: The model, whose `with_lowering` returns it with kernels.
-    tokens: Batch size times length, the smallest of all batches.
+    tokens: Tokens that a product multiplies, the fewest of all batches.
     in_blocks: Whether all masks consist of whole blocks, see `are_in_blocks`.
 
   Returns:
@@ -87,6 +86,8 @@ def sparse_steps(
     return None
   if is_cpu and not native.is_available(dtype):
     return None
+  if is_cpu and in_blocks and dtype == 'bfloat16':
+    native.has_matrix_unit()  # Logs why one is not used.
   with_kernels = model.with_lowering(lowering)
   if with_kernels is None:
     return None
@@ -114,22 +115,17 @@ def are_in_blocks(algorithms: Iterable[Mapping[str, Any]], width: int) -> bool:
     >>> are_in_blocks([balanced], 128)
     True
   """
-  def in_blocks(structure):
-    shape, side = (1, width, width), crossovers.BLOCK
-    try:
-      units = structure.unit_shape(shape)
-    except ValueError:  # The structure does not divide the layer.
-      return False
-    if width**2 // math.prod(units) % side**2:
-      return False
-    kept = np.random.default_rng(0).random(units) < 0.5
-    mask = np.asarray(structure.expand(jnp.asarray(kept), shape))
-    blocks = mask.reshape(width // side, side, width // side, side)
-    return bool((blocks == blocks[:, :1, :, :1]).all())
+  side = crossovers.BLOCK
 
-  return width % crossovers.BLOCK == 0 and all(
-      in_blocks(structure_of(member.get('structure', 'unstructured')))
-      for spec in algorithms for member in member_specs(spec)
+  def in_blocks(member):
+    structure = member.get('structure')
+    return member['name'] == 'dense' or (
+        isinstance(structure, Mapping) and structure['structure'] == 'block'
+        and structure['inputs'] % side == structure['outputs'] % side == 0
+    )
+
+  return width % side == 0 and all(
+      in_blocks(member) for spec in algorithms for member in member_specs(spec)
   )
 
 
@@ -140,10 +136,16 @@ def check_devices(matmul: str, devices: int) -> None:
     ValueError: the wafer would be emulated on several devices, or kernels that
       skip blocks are requested where there are none.
   """
-  if matmul in BLOCKS and jax.default_backend() == 'cpu':
+  backend = jax.default_backend()
+  if matmul in BLOCKS and backend == 'cpu':
     raise ValueError(
         f'matmul is {matmul!r}, whose kernels are for GPUs and TPUs, and this '
         "is a CPU; use 'auto' or 'native'."
+    )
+  if matmul == 'blocks-64' and backend == 'tpu':
+    raise ValueError(
+        "matmul is 'blocks-64', and kernels for TPUs skip blocks of 128; use "
+        "'blocks-128'."
     )
   if matmul == WAFER and devices > 1:
     raise ValueError(

@@ -492,7 +492,8 @@ class Run:
     found = matmul.sparse_steps(
         self.config.matmul,
         self.model,
-        tokens=min(p.batch_size * p.length for p in phases),
+        tokens=min(p.batch_size * p.length for p in phases)
+        // self.config.micro_batches,
         in_blocks=matmul.are_in_blocks(
             [p.algorithm for p in phases], self.model.config.d_model
         ),

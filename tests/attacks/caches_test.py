@@ -8,6 +8,7 @@ from absl.testing import flagsaver
 import jax
 import pytest
 
+from spdf_jax.accelerator import processor
 from spdf_jax.files import create_private
 
 
@@ -25,7 +26,7 @@ def test_compiled_programs_are_cached_in_private_folders_only(
   compilation_cache = pytest.importorskip(
       'experiments.launch.compilation_cache', reason='needs the checkout'
   )
-  folder = tmp_path / 'cache' / compilation_cache._processor()
+  folder = tmp_path / 'cache' / processor.identity()
   folder.mkdir(parents=True)
   folder.chmod(0o700 | added)
   before = jax.config.jax_compilation_cache_dir

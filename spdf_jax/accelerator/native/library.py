@@ -210,9 +210,9 @@ def has_matrix_unit() -> bool:
   """Returns whether products with block masks use a matrix unit.
 
   Matrix units multiply bfloat16, by masks of whole 32 x 32 blocks: Intel's AMX.
-  If the processor has one that cannot be used, the log has the reason, once,
-  and vector kernels are used. The first call of a process builds and loads the
-  kernels.
+  If the processor has one that cannot be used, this function logs the reason,
+  once, and vector kernels are used. The first call of a process builds and
+  loads the kernels.
 
   Returns:
     Whether there is one that can be used.

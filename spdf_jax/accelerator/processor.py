@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processor of this machine, as the operating system describes it."""
+
+import functools
+import hashlib
+import os
+import pathlib
+import platform
+import re
+
+# Lines of `/proc/cpuinfo` that name a kind of processor, on x86 and on ARM.
+_NAMES = (
+    'vendor_id', 'cpu family', 'model', 'flags', 'CPU implementer', 'CPU part',
+    'Features',
+)
+
+
+@functools.cache
+def cpuinfo() -> str:
+  """Returns the text of `/proc/cpuinfo`, empty on systems without it."""
+  path = pathlib.Path('/proc/cpuinfo')
+  return path.read_text('utf-8') if path.exists() else ''
+
+
+def vendor() -> str:
+  """Returns the vendor of the processor, and whether it has AMX tiles.
+
+  Returns:
+    For example `'AuthenticAMD'` or `'GenuineIntel with AMX'`; `'unknown'` where
+    there is no `/proc/cpuinfo`, or it names no vendor.
+  """
+  found = re.search(r'vendor_id\s*:\s*(\w+)', cpuinfo())
+  tiles = ' with AMX' if 'amx_bf16' in cpuinfo() else ''
+  return (found.group(1) if found else 'unknown') + tiles
+
+
+def cores() -> int:
+  """Returns the number of cores that this process may use."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
+def identity() -> str:
+  """Returns a name of what machine code and its speed depend on.
+
+  These are the architecture, the kind of processor with its extensions, and the
+  number of cores.
+  """
+  lines = cpuinfo().splitlines() or [platform.processor()]
+  kind = sorted({
+      line for line in lines if line.partition(':')[0].strip() in _NAMES
+  })
+  digest = hashlib.sha256('\n'.join(kind).encode()).hexdigest()
+  return f'{platform.machine()}-{cores()}-{digest[:12]}'
