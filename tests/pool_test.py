@@ -100,6 +100,15 @@ def test_a_rate_whose_neighbours_diverge_is_inside_the_extended_grid():
   assert choose(entry, found) == {'rate': 4.0}
 
 
+def test_an_arm_that_always_diverges_has_no_rate_and_no_other_seeds():
+  entry = ENTRIES[1]
+  found = finish([INIT, entry], lambda job: {PRETRAINED: math.nan})
+  assert choose(entry, found) is None
+  assert {n for n in found if n.startswith('dense/')} == {
+      f'dense/rate={rate:.1f},seed=0' for rate in (1, 2, 4)
+  }
+
+
 @pytest.mark.parametrize('best, expected', [
     (2.0, [1, 2, 4]),
     (4.0, [1, 2, 4, 8]),
@@ -165,6 +174,9 @@ def test_what_is_run_does_not_depend_on_the_order_in_which_runs_finish(data):
   for entry in ENTRIES[1:]:
     assert tried(entry, done) == tried(entry, expected)
     best = choose(entry, done)
+    if best is None:  # No rate may be chosen, so none is extended around.
+      assert tried(entry, done) == tried(entry, {})
+      continue
     rates = [point['rate'] for point in tried(entry, done)]
     low, high = min(entry.grid['rate']), max(entry.grid['rate'])
     assert low / 8 <= min(rates) and max(rates) <= 8 * high

@@ -118,7 +118,7 @@ def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
 
   While the best rate is the lowest or the highest tried with the other values
   of its point, half or twice that rate is added, up to a factor of 8 beyond
-  the initial grid. While no point may be chosen, half the lowest rate is added.
+  the initial grid. If no point may be chosen, there is no best rate.
 
   Args:
     entry: The entry.
@@ -142,11 +142,9 @@ def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
   low, high = min(entry.grid['rate']) / factor, max(entry.grid['rate']) * factor
   while True:
     losses = [loss_of(entry, point, done) for point in found]
-    if None in losses:
+    if None in losses or math.isinf(min(losses)):
       return found
     best = found[losses.index(min(losses))]
-    if math.isinf(min(losses)):  # Lower rates diverge less.
-      best = min(found, key=lambda point: point['rate'])
     rates = [p['rate'] for p in found if p | {'rate': best['rate']} == best]
     new = [
         best | {'rate': rate}
