@@ -610,6 +610,13 @@ int main() {
     cases.push_back({65, 160, 32, pattern, Gradient::kSame, true, true});
   }
   cases.push_back({1100, 32, 64, Pattern::kFull, Gradient::kSame, false, true});
+  // Results of blocks that are larger than the caches.
+  for (auto [inputs, outputs] : {std::pair(32, 1024), std::pair(1024, 32)}) {
+    cases.push_back({1100, inputs, outputs, Pattern::kBlocks, Gradient::kSame,
+                     false, true});
+  }
+  cases.push_back({9, 1024, 1024, Pattern::kBlocks, Gradient::kSame, false,
+                   true});
   for (const Case& c : cases) {
     Test(c, floats);
     Test(c, bfloat16);

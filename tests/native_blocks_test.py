@@ -45,10 +45,12 @@ def draw_blocks(rng, rows, columns, sparsity):
 class Draw:
   """Operands and masks, drawn from a seed."""
 
-  def __init__(self, seed, tokens=None, stack=None, dtype='bfloat16'):
+  def __init__(
+      self, seed, tokens=None, stack=None, dtype='bfloat16', shape=None
+  ):
     rng = np.random.default_rng(seed)
     self.tokens = tokens or int(rng.integers(1, 301))
-    inputs, outputs = SIDE * rng.integers(1, 8, 2)
+    inputs, outputs = SIDE * rng.integers(1, 8, 2) if shape is None else shape
     sparsity = rng.choice([0.0, 0.4, 0.6, 0.75, 0.9, 1.0])
     self.stack = int(rng.choice([1, 1, 3])) if stack is None else stack
     draw = lambda *shape: jnp.asarray(
@@ -162,6 +164,29 @@ def test_products_of_many_tokens_are_numpys_within_derived_bounds(dtype):
   check(Draw(0, tokens=2500, stack=1, dtype=dtype))
 
 
+# Results of 2 MiB and more are written past the caches.
+LARGE = dict(y=(1100, 32, 1024), dx=(1100, 1024, 32), dw=(33, 1024, 1024))
+
+
+def check_large(dtype, *names):
+  for tokens, *shape in map(LARGE.get, names):
+    size = jnp.dtype(dtype).itemsize
+    results = [shape[0] * shape[1], *(tokens * n for n in shape)]
+    assert max(results) * size >= 2**21
+    draw = Draw(1, tokens=tokens, stack=1, dtype=dtype, shape=shape)
+    assert draw.mask.any()
+    check(draw)
+
+
+@pytest.mark.ci
+@with_dtypes
+@pytest.mark.parametrize('name', LARGE)
+def test_results_larger_than_caches_are_numpys_within_derived_bounds(
+    name, dtype
+):
+  check_large(dtype, name)
+
+
 def draw_for_order(dtype):
   draw = Draw(10, tokens=1200, stack=1, dtype=dtype)
   draw.grad_mask = draw.mask
@@ -222,6 +247,7 @@ def check_avx2():
   assert native.kernels() == 'avx2'
   for seed in range(12):
     check(Draw(seed, dtype='float32'))
+  check_large('float32', *LARGE)
   test_sums_have_one_order_whether_packed_or_alone('float32')
   print('avx2')
 
@@ -262,6 +288,7 @@ def check_emulated(seeds):
   assert native.has_matrix_unit() and native.kernels('bfloat16') == 'avx512bf16'
   for seed in seeds:
     check(Draw(seed))
+  check_large('bfloat16', 'y', 'dx')
   # Tiles sum first and second terms of pairs apart, vectors in turn.
   x = np.zeros((1, SIDE), np.float32)
   x[0, :3] = 2.0**30, 1, -2.0**30

@@ -105,10 +105,11 @@ bool FindPackedBlocks(const Workers& workers, int64_t inputs, int64_t outputs,
 // The terms of the sums of a product: for every column of blocks, its rows, or
 // for every row, its columns.
 struct Terms {
-  std::vector<int32_t> starts;  // First term of every sum, and the end.
+  std::vector<int32_t> starts{0};  // First term of every sum, and the end.
   std::vector<int32_t> terms;
 
-  Terms(const BlockMask& mask, bool transpose) : starts{0} {
+  Terms() = default;
+  Terms(const BlockMask& mask, bool transpose) {
     const int64_t sums = transpose ? mask.rows : mask.columns;
     const int64_t all = transpose ? mask.columns : mask.rows;
     for (int64_t s = 0; s < sums; ++s) {

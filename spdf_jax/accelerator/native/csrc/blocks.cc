@@ -154,7 +154,7 @@ void Differentiate(const Workers& workers, const Element* x, const Element* dy,
                    const BlockMask& of_dw, int64_t tokens, Element* dx,
                    Element* dw) {
   const int64_t inputs = of_dw.rows, outputs = of_dw.columns;
-  const Terms terms(dx ? *mask : BlockMask{0, 0, false, {}, {0}}, true);
+  const Terms terms = dx ? Terms(*mask, true) : Terms();
   static thread_local Scratch weights_room, left_room, right_room, sums_room;
   Element* packed = weights_room.Get<Element>(terms.terms.size() * kBlock);
   const bool past_dw = PassCaches(dw, of_dw.Stored() * kBlock);
