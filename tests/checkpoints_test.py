@@ -391,6 +391,30 @@ def test_init_from_takes_parameters_and_nothing_else(trained, tmp_path):
     assert plan['phases'][0]['notes'] == [begins, f'initial mask: {made}']
 
 
+def test_groups_of_trained_weights_are_pruned_by_magnitude_each(
+    trained, tmp_path
+):
+  told = dict(name='static', sparsity=0.5, init='random')
+  groups = [['*/attn/*', told], ['*', dict(name='static', sparsity=0.5)]]
+  run = make_run(
+      init_from=f'{trained[0]}@continuation',
+      phases__pretrain__algorithm=dict(name='partition', groups=groups),
+  )
+  source = read_params(
+      trained[0] / 'checkpoints' / '10', run.abstract_state.params
+  )
+  mask = spdf.get_mask(run.open(tmp_path).state.opt_state)
+  weights = spdf.map_masked(lambda m, w: jnp.abs(w), mask, source)
+  by_magnitude = {
+      name: bool(w[m].min() >= w[~m].max())
+      for (name, m), w in zip(by_name(mask).items(), jax.tree.leaves(weights))
+  }
+  assert by_magnitude == {name: 'attn' not in name for name in by_magnitude}
+  assert len(set(by_magnitude.values())) == 2
+  notes = plan_costs.describe_plan(run, 'a')['phases'][0]['notes']
+  assert notes[-1] == 'initial mask: random, magnitude'
+
+
 def test_init_from_another_model_is_refused(trained, tmp_path):
   run = make_run(model__d_model=32, init_from=str(trained[0]))
   with pytest.raises(MismatchError, match=r'bias was .*\[16\].* is .*\[32\]'):

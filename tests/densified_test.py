@@ -107,6 +107,21 @@ def test_the_new_workdir_can_be_trained_in(sparse, whole, tmp_path):
   assert int(make_run().open(tmp_path).state.step) == 10
 
 
+def test_a_phase_that_ended_early_has_ended(tmp_path):
+  early = dict(eval_every=2, phases__pretrain__early_stop=dict(
+      metric='validation/loss', value=9.0
+  ))
+  seen = lambda step, params: [('validation/loss', 1.0)]
+  want = training.train(
+      make_run(**early).open(tmp_path / 'whole'), evaluators=[seen]
+  )
+  assert int(want.step) == 6
+  training.densify_checkpoint(f'{tmp_path}/whole@pretrain', tmp_path / 'made')
+  run = make_run(**early).open(tmp_path / 'made')
+  assert run.plan.ends == {'pretrain': 2, 'continuation': 6}
+  assert_same_arrays(training.train(run, evaluators=[seen]), want)
+
+
 @pytest.mark.parametrize('moments', ['keep', 'reset'])
 def test_only_masks_and_moments_change(moments, sparse, tmp_path):
   run = make_run(SPARSE)

@@ -15,6 +15,7 @@ from tiny_run import without_times
 from spdf_jax import training
 from spdf_jax.files import unseal
 from spdf_jax.runs import lifecycle
+from spdf_jax.sparsity import get_dense_grads
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity import summarize
 from spdf_jax.training.config import parse
@@ -107,6 +108,13 @@ def test_the_next_phase_follows_where_one_ends_early(whole):
   mask = get_mask(state.opt_state)
   assert summarize(mask, state.params, where=run.where).sparsity == 0
   assert training.find_checkpoint(f'{workdir}@pretrain').name == '12'
+
+
+def test_weights_that_a_phase_revives_have_gradients_where_it_begins(whole):
+  workdir, _, run, _ = whole
+  read = lambda name: run.read_checkpoint(training.find_checkpoint(name))
+  assert get_dense_grads(read(f'{workdir}@pretrain').opt_state)
+  assert not get_dense_grads(read(str(workdir)).opt_state)
 
 
 def test_schedules_see_the_step_within_their_phase(whole):

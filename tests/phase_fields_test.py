@@ -271,6 +271,19 @@ def test_fields_that_make_no_sense_are_refused_before_data_is_read(
     ).as_dict())
 
 
+@pytest.mark.parametrize('changes, message', [
+    (dict(adapter=dict(rank=2, scale=1.0)), 'and adapter.rank keeps trained'),
+    (dict(optimizer=dict(name='schedule_free_sgd', clip_norm=1.0)),
+     "and optimizer 'schedule_free_sgd' keeps trained weights in its state"),
+])
+def test_weights_are_not_rewound_without_the_iterates_of_a_state(
+    changes, message
+):
+  phases = dict(a=PHASE, b=PHASE | {'rewind_weights_to': '0 steps'})
+  with pytest.raises(ValueError, match=f"phase 'b' is set, {message}"):
+    make_config(phases=dict(order=list(phases), **phases), **changes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('stopped_at', [2, 5, 6, 9, 12])
 def test_a_stopped_run_continues_bit_for_bit(tmp_path, stopped_at):

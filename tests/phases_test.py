@@ -231,6 +231,19 @@ def groups(*specs):
   return dict(name='partition', groups=pairs)
 
 
+def at_thirds(count):
+  return count % 3 == 2
+
+
+def test_updates_and_rounds_may_be_given_in_all_forms_of_a_spec():
+  own = RIGL | {'update_every': f'{__name__}:at_thirds'}
+  assert Plan((make_phase(algorithm=own),)).update_steps.tolist() == [2, 5, 8]
+  rounds = dict(name='iterative', rounds=[[4], [6, 0.25]])
+  assert Plan((make_phase(algorithm=rounds),)).update_steps.tolist() == [4]
+  with pytest.raises(ValueError, match=r'rounds of 4 \+ 7 = 11; make them'):
+    Plan((make_phase(algorithm=rounds | {'rounds': [[4], [7, 0.25]]}),))
+
+
 def test_the_steps_of_updates_are_those_of_all_groups():
   evolving = dict(name='set', sparsity=0.5, update_every=3)
   spec = groups(static(0.75), RIGL, evolving)
@@ -266,15 +279,16 @@ def test_masks_move_where_they_change_within_a_phase():
   assert sparsities(Plan(tuple(pruned)).algorithm, (9, 10)) == [0.0, 0.25]
 
 
-def test_times_are_shares_of_the_resolved_phase():
+def test_times_are_shares_of_the_resolved_phases_that_share_a_mask():
   shares = RIGL | {'update_every': '20%', 'update_until': '60%'}
   plan = make_plan(
       {'algorithm': shares}, {'algorithm': shares, 'duration': '10 steps'},
       {'algorithm': static(0.5) | shares | {'name': 'static'}},
       {'duration': '1 epoch'},
   )
-  assert plan.update_steps.tolist() == [6, 12, 18, 30, 32, 34, 36, 40]
-  assert plan.phases[0].algorithm['update_until'] == 18
+  # Phases of equal algorithms share their updates, whatever their lengths.
+  assert plan.update_steps.tolist() == [8, 16, 24, 40]
+  assert plan.phases[1].algorithm['update_until'] == 24
   assert plan.phases[2].algorithm == plan.phases[3].algorithm == static(0.5)
 
 

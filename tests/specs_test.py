@@ -121,6 +121,14 @@ def test_a_sparsity_by_pattern_may_be_a_schedule():
   assert found.sparsity_at(70, PARAMS) == {'a': 0.25, 'b': 0.5}
 
 
+@pytest.mark.parametrize('name', ['gmp', 'granet', 'rigl'])
+def test_the_first_of_patterns_decides_though_its_name_sorts_last(name):
+  found = make(
+      name, sparsity={'b': 0.5, '*': 0.25}, distribution='by_pattern', **UPDATES
+  )
+  assert found.sparsity_at(70, PARAMS) == {'a': 0.25, 'b': 0.5}
+
+
 def test_structures_are_named_with_or_without_arguments():
   plain = make('static', sparsity=0.5, structure='unstructured')
   two_of_four = make(

@@ -12,7 +12,6 @@ from spdf_jax.accelerator.wafer import execute
 from spdf_jax.costs import flops as formula
 from spdf_jax.sparsity import algorithms
 from spdf_jax.training import distillation
-from spdf_jax.training import initial_mask
 from spdf_jax.training import plan as plans
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.plan import Plan
@@ -141,9 +140,10 @@ def _mask_notes(
   if not before:
     begin = run.config.init_from
     notes = [f'starts from the weights of {begin}'] if begin else []
-    made = algorithms.initial_masks_of(phase.algorithm)
-    if run.config.init_from and initial_mask.prunes_by_magnitude(run.plan):
-      made = ['magnitude']
+    spec = phase.algorithm
+    if begin:
+      spec = algorithms.with_default_init(spec, 'magnitude')
+    made = algorithms.initial_masks_of(spec)
     if 'nonzero' in made:
       made = [*made, 'whose zeros are counted when training starts']
     if spans[0].sparsity and not phase.initial_mask:

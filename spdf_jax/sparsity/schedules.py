@@ -88,6 +88,8 @@ def rising(sparsity: PyTree, steps: int) -> PyTree:
     0.7000000000000001
   """
   steps = check_steps('update_until', steps, 1)
+  if type(sparsity) is dict:  # `jax.tree.map` would sort its patterns.
+    return {name: rising(s, steps) for name, s in sparsity.items()}
 
   def rise(s):
     return cubic(0.0, float(s), steps) if isinstance(s, numbers.Real) else s

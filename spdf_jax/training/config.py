@@ -56,7 +56,8 @@ class RunConfig:
     optimizer: Settings of AdamW, or another optimizer by its name.
     revival_warmup: Steps over which updates of revived weights rise; their
       moments are then corrected from their revival, see `sparsity.with_age`.
-      `None`: there is neither.
+      There is no rise where `reset_moments` restarts all moments. `None`: there
+      is neither.
     parameterization: Scales of initial weights and learning rates by width and
       density; `None`: the standard parameterization, which has none.
     phases: The phases, in order.
@@ -127,6 +128,7 @@ class RunConfig:
             f'{self.adapter.rank}, whose factors have none; leave one out.'
         )
     self._check_features()
+    self._check_rewinds()
     check_order(self.phases)
     for phase in self.phases:
       self._check_phase(phase)
@@ -137,6 +139,18 @@ class RunConfig:
             f'phases on the corpus have the lengths {length} and '
             f'{max(lengths)}; choose lengths that divide the longest one.'
         )
+
+  def _check_rewinds(self) -> None:
+    """Checks that weights can be rewound: no state keeps iterates of them."""
+    rewound = [p.name for p in self.phases if p.rewind_weights_to is not None]
+    name = getattr(self.optimizer, 'name', '')
+    if not rewound or not (self.adapter or name.startswith('schedule_free')):
+      return
+    what = 'adapter.rank' if self.adapter else f'optimizer {name!r}'
+    raise ValueError(
+        f'rewind_weights_to of phase {rewound[0]!r} is set, and {what} keeps '
+        'trained weights in its state, which are not rewound; leave one out.'
+    )
 
   def _check_features(self) -> None:
     """Checks that the model supports what is set."""

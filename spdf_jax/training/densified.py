@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Densified checkpoints, from which a run of dense phases resumes."""
 
+from collections.abc import Mapping
 import dataclasses
 import os
 import pathlib
@@ -70,10 +71,9 @@ def densify_checkpoint(
   )
   if not trust_code:
     _refuse_code(config, checkpoint)
-  past = [
-      phase.name for phase in config.phases
-      if ends[phase.name] <= int(checkpoint.name)
-  ]
+  past = {
+      name: end for name, end in ends.items() if end <= int(checkpoint.name)
+  }
   return _densify(
       Run.create(config.as_dict()), checkpoint, past, workdir, moments
   )
@@ -119,18 +119,18 @@ def _ends_at(checkpoint: pathlib.Path) -> dict[str, int]:
 def _densify(
     run: Run,
     checkpoint: pathlib.Path,
-    past: list[str],
+    past: Mapping[str, int],
     workdir: str | os.PathLike[str],
     moments: str,
 ) -> pathlib.Path:
   state = run.read_checkpoint(checkpoint)
   saved = checkpoints.Checkpoints(
       workdir,
-      phase_ends=run.plan.ends,
+      phase_ends=run.plan.with_ends(past).ends,
       keep=1,
       config=run.config,
       fingerprints=run.fingerprints,
-      densified=past,
+      densified=list(past),
   )
   saved.save(densify_state(state, run.optimizer, moments=moments))
   saved.close()

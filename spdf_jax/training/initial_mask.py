@@ -10,12 +10,11 @@ import optax
 
 from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import initial_masks
-from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import sparsify
 from spdf_jax.sparsity.algorithms import create_algorithm
-from spdf_jax.sparsity.algorithms import initial_masks_of
 from spdf_jax.sparsity.algorithms import member_specs
+from spdf_jax.sparsity.algorithms import with_default_init
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import structure_of
@@ -125,17 +124,6 @@ def init_with(
   )
 
 
-def prunes_by_magnitude(plan: Plan) -> bool:
-  """Returns whether a plan prunes trained weights by magnitude at its start.
-
-  It does unless its first algorithm states how, by `init`.
-  """
-  first = plan.phases[0].algorithm
-  return bool(initial_masks_of(first)) and not any(
-      'init' in spec for spec in member_specs(first)
-  )
-
-
 def first_init(
     plan: Plan,
     loss_fn: Callable[[PyTree, Any], jax.Array],
@@ -154,7 +142,7 @@ def first_init(
     batch_at: Function from a step to its batch.
     where: The selection of sparsified leaves.
     are_trained: Whether the parameters are those of another run: the mask is
-      then by magnitude, unless the algorithm has an `init`.
+      then by magnitude, except in groups whose algorithm has an `init`.
 
   Returns:
     `(key, params, sparsities) -> mask`; `None`: the mask is that of the first
@@ -164,12 +152,13 @@ def first_init(
     ValueError: there is no such mask, or it does not fit.
   """
   name = plan.phases[0].initial_mask
-  if not name and are_trained and prunes_by_magnitude(plan):
-    return lambda key, params, sparsities: algorithm.mask_by(
-        plan.algorithm, masks.magnitude, key, params
-    )
   if not name:
-    return None
+    spec = plan.phases[0].algorithm
+    pruning = with_default_init(spec, 'magnitude') if are_trained else spec
+    if pruning == spec:
+      return None
+    by_magnitude = create_algorithm(pruning)
+    return lambda key, params, sparsities: by_magnitude.init(key, params)
   if name in SALIENCIES:
     mask = mask_by_saliency(plan, loss_fn, params, batch_at(0), where=where)
   else:

@@ -154,6 +154,8 @@ def train(
                 run.checkpoints.restore_best(best, run.abstract_state), values
             )
             writer.write_scalars(step, evaluations.run_best(step, dense))
+          if ends_early:
+            dense = state = steps.with_dense_grads(dense, run.plan.algorithm)
           save = save or ends_early or (
               best is not None and best.step == step
           )

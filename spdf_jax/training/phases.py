@@ -266,8 +266,8 @@ class Phase:
     """Returns the arguments of the algorithm, with times in steps.
 
     Args:
-      steps: Number of steps of the phase; `None` or `math.inf` if it is not
-        known yet.
+      steps: Number of steps of the phase, and of its neighbours of the same
+        algorithm; `None` or `math.inf` if it is not known yet.
 
     Raises:
       ValueError: the description of the algorithm is not valid.

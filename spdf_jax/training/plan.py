@@ -64,7 +64,7 @@ class MaskSpan(NamedTuple):
   def _check_updates_of(self, spec: Mapping[str, Any]) -> None:
     if spec['name'] == 'iterative':
       rounds = [
-          r['steps'] if isinstance(r, Mapping) else r.steps
+          r['steps'] if isinstance(r, Mapping) else sparsity.Round(*r).steps
           for r in spec['rounds']
       ]
       if sum(rounds) != self.steps and math.isfinite(self.steps):
@@ -76,7 +76,7 @@ class MaskSpan(NamedTuple):
         spec[name] if name in spec else None
         for name in ('update_every', 'update_from', 'update_until')
     )
-    if isinstance(every, Sequence) and every[-1] >= self.steps:
+    if isinstance(every, (list, tuple)) and every[-1] >= self.steps:
       self._refuse('update_every', f'lists step {every[-1]}')
     if first is not None and first >= self.steps:
       self._refuse('update_from', f'is {first}')
@@ -363,13 +363,19 @@ def create_plan(
       raise ValueError(f'phase {phase.name!r}: {error}') from error
     resolvers.append(resolver)
   schedules = phase_schedules(names, rates, steps, resolvers)
+  shared: list[Any] = []  # Steps of all phases that share a phase's mask.
+  for _, group in itertools.groupby(
+      zip(phases, steps), key=lambda pair: pair[0].algorithm
+  ):
+    lengths = [n for _, n in group]
+    shared += [sum(lengths)] * len(lengths)
   return Plan(tuple(
       dataclasses.replace(
           phase, steps=n, learning_rate=schedule,
-          algorithm=phase.resolved_algorithm(n),
+          algorithm=phase.resolved_algorithm(total),
           rewind_weights_to=_rewind_step(phase, resolvers[0]),
       )
-      for phase, n, schedule in zip(phases, steps, schedules)
+      for phase, n, total, schedule in zip(phases, steps, shared, schedules)
   ))
 
 

@@ -332,6 +332,33 @@ def keep_frozen(flags: PyTree, old: PyTree, new: PyTree) -> PyTree:
   )
 
 
+def with_dense_grads(
+    state: TrainState, algorithm: sparsity.Algorithm
+) -> TrainState:
+  """Returns a state whose next step has the gradients that a mask needs.
+
+  Each step stores whether the next one needs gradients of pruned weights. This
+  is no longer true if the next step has become the first of a phase.
+
+  Args:
+    state: The state, with dense arrays.
+    algorithm: The algorithm of the next step.
+  """
+  is_ours = lambda node: isinstance(node, states.SparsifyState)
+
+  def update(node):
+    if not is_ours(node):
+      return node
+    needed = jnp.asarray(algorithm.dense_grads_at(node.count), bool)
+    return node._replace(
+        dense_grads=jax.device_put(needed, node.dense_grads.sharding)
+    )
+
+  return dataclasses.replace(state, opt_state=jax.tree.map(
+      update, state.opt_state, is_leaf=is_ours
+  ))
+
+
 def step_values(state: TrainState) -> TrainState:
   """Returns the values of a state that a best state does not replace.
 

@@ -7,8 +7,9 @@ from spdf_jax.sparsity.algorithms.from_config import initial_masks_of
 from spdf_jax.sparsity.algorithms.from_config import member_specs
 from spdf_jax.sparsity.algorithms.from_config import resolve
 from spdf_jax.sparsity.algorithms.from_config import user_functions
+from spdf_jax.sparsity.algorithms.from_config import with_default_init
 
 __all__ = [
     'ALGORITHMS', 'create_algorithm', 'initial_masks_of', 'member_specs',
-    'resolve', 'user_functions',
+    'resolve', 'user_functions', 'with_default_init',
 ]

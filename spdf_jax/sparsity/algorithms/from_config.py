@@ -234,11 +234,40 @@ def initial_masks_of(spec: Mapping[str, Any]) -> list[str]:
   """
   found = []
   for member in member_specs(spec):
-    parameter = inspect.signature(_function_of(member)).parameters.get('init')
+    parameter = _init_parameter(member)
     if parameter is not None:
       init = member.get('init') or parameter.default
       found.append(init if isinstance(init, str) else init.__name__)
   return list(dict.fromkeys(found))
+
+
+def with_default_init(spec: Mapping[str, Any], init: str) -> dict[str, Any]:
+  """Returns a spec that makes masks by `init`, unless it states how.
+
+  Args:
+    spec: A spec, as `create_algorithm` reads it.
+    init: Name of a function of `spdf_jax.init`.
+
+  Returns:
+    The spec; in a partition, the groups that do not state it have this `init`.
+    Algorithms without an argument `init` are unchanged.
+
+  Example:
+    >>> with_default_init({'name': 'static', 'sparsity': 0.8}, 'magnitude')
+    {'name': 'static', 'sparsity': 0.8, 'init': 'magnitude'}
+  """
+  if spec['name'] == 'partition':
+    return {**spec, 'groups': [
+        [pattern, with_default_init(member, init)]
+        for pattern, member in _check_groups(spec.get('groups'))
+    ]}
+  if spec.get('init') or _init_parameter(spec) is None:
+    return dict(spec)
+  return {**spec, 'init': init}
+
+
+def _init_parameter(spec: Mapping[str, Any]) -> inspect.Parameter | None:
+  return inspect.signature(_function_of(spec)).parameters.get('init')
 
 
 def _check_name(spec: Any) -> None:
