@@ -124,6 +124,14 @@ _CHECK = flags.DEFINE_bool(
 )
 
 
+_NEEDED = {
+    'format': ('to_hf',), 'dtype': ('to_hf',), 'vocab_size': ('to_hf',),
+    'allow_non_finite': ('from_hf',), 'prune': ('from_hf',),
+    'calibration': ('prune',), 'sequences': ('prune',),
+    'check': ('from_hf', 'to_hf'), 'scan_layers': ('from_hf',),
+    'moments': ('densify',), 'trust_code': ('densify',),
+}
+"""Flags that need one of others."""
 _SIZES = (
     'vocab_size', 'n_layers', 'n_heads', 'd_model', 'd_ff', 'max_length'
 )
@@ -153,11 +161,14 @@ def convert() -> Iterator[str]:
         "format is 'compact', which transformers cannot read; leave --check "
         "out or use 'dense'."
     )
-  if _PRUNE.value and not _FROM_HF.value:
-    raise ValueError(
-        f'prune is {_PRUNE.value!r}, which applies to the model of --from_hf; '
-        'give one.'
-    )
+  for name, needed in _NEEDED.items():
+    if flags.FLAGS[name].present and not any(
+        flags.FLAGS[other].value for other in needed
+    ):
+      raise ValueError(
+          f'{name} is given, which needs --{" or --".join(needed)}; add it, or '
+          f'leave --{name} out.'
+      )
   prune = None
   if _PRUNE.value:
     processes.keep_freed_memory(largest=2**20)  # Not whole matrices.
@@ -260,6 +271,11 @@ def export_model(
 
   checkpoint, meta, model, params, mask = workdirs.read_source(source, read)
   tokenizer = language_models.tokenizer_of(checkpoint, model.config.vocab_size)
+  if tokenizer and vocab_size and vocab_size < tokenizer.vocab_size:
+    raise ValueError(
+        f'vocab_size is {vocab_size} and the tokenizer has '
+        f'{tokenizer.vocab_size} tokens; keep at least as many.'
+    )
   with tempfile.TemporaryDirectory() as folder:
     paths = data.tokenizer_paths(checkpoint.parents[1] / _TOKENIZER_COPY)
     if tokenizer is not None:
@@ -268,7 +284,7 @@ def export_model(
       )
     interop.save_hf(
         directory, model.config, params, mask, format=format, dtype=dtype,
-        vocab_size=vocab_size, tokenizer=paths or None,
+        vocab_size=vocab_size, tokenizer=paths,
         **_stated_of(meta['config'], tokenizer),
     )
   best = early_stop.describe_best(meta, int(checkpoint.name))

@@ -153,7 +153,10 @@ def main(argv: list[str]) -> int:
   if _JOIN.value:
     if not _OUTPUT.value or _INPUT.value or _SHARD.value:
       raise app.UsageError('--join takes --output, the folder of the shards.')
-    join = lambda: data.join_shards(_OUTPUT.value)
+    join = lambda: data.join_shards(
+        _OUTPUT.value,
+        max_faults=_MAX_FAULTS.value if _MAX_FAULTS.present else None,
+    )
     return console.run(argv, lambda: format_corpus(join(), _OUTPUT.value))
   for flag in (_INPUT, _TOKENIZER, _OUTPUT):
     if not flag.value:

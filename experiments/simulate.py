@@ -95,6 +95,12 @@ def main(argv: list[str]) -> int:
     raise app.UsageError(
         '--figure=roofline, --trace and --sensitivities need --config.'
     )
+  mode = _MODE.value
+  for flag in [_BATCH_SIZE] if mode == 'train' else [_PRICE, _CARBON]:
+    if flag.present:
+      raise app.UsageError(
+          f'--{flag.name} has no effect with --mode={mode}; leave it out.'
+      )
   return console.run(argv, _describe)
 
 

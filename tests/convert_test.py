@@ -94,6 +94,19 @@ def test_a_converted_model_is_read_by_the_config_that_is_printed(
   assert_same_bits(interop.load_hf(tmp_path / 'back').params, params)
 
 
+@pytest.mark.parametrize('given, message', [
+    (['--densify=a', '--to=b', '--check'],
+     'check is given, which needs --from_hf or --to_hf'),
+    (['--from_hf=a', '--to=b', '--vocab_size=9'],
+     'vocab_size is given, which needs --to_hf; add it, or leave'),
+    (['--from_hf=a', '--to_hf=b', '--calibration=c'],
+     'calibration is given, which needs --prune'),
+])
+def test_flags_without_effect_are_refused(given, message):
+  done = command.run('convert', *given)
+  assert done.status and message in done.log
+
+
 def test_training_starts_from_a_converted_model(tmp_path):
   params = make_params(TINY)
   interop.save_hf(tmp_path / 'hf', TINY, params)

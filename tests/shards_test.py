@@ -223,7 +223,11 @@ def test_the_beginning_of_a_whole_is_not_mixed_with_shards(texts, tmp_path):
 def test_faults_are_counted_over_all_shards(texts, tmp_path):
   output = tmp_path / 'x'
   prepare_all(texts, output, 2, max_faults=0.01)
+  other = shutil.copytree(output, tmp_path / 'other')
   with pytest.raises(ValueError, match='2 of 87 documents are faulty'):
     join_shards(output)
+  assert not list((output / 'partial').glob('*.ids'))  # Nothing is copied.
   prepare_shard(texts, '1/2', output=output, max_faults=0.1, **ARGUMENTS)
-  join_shards(output)
+  joined = join_shards(output)
+  allowed = join_shards(other, max_faults=0.1)
+  assert allowed.train.tokens.tolist() == joined.train.tokens.tolist()

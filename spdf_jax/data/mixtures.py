@@ -98,8 +98,27 @@ class Mixture:
 
     Args:
       block_length: Length of a block, in tokens.
+
+    Raises:
+      ValueError: a source has less than a block in an epoch.
     """
-    return int(self._shares(block_length)[1][-1])
+    held, ends = self._shares(block_length)
+    for name, blocks, quota in zip(
+        self.sources, held, np.diff(ends, prepend=0)
+    ):
+      if not blocks:
+        raise ValueError(
+            f'source {name!r} of a mixture has no block of {block_length} '
+            'tokens; give it more text, shorten the sequences, or leave it out.'
+        )
+      if not quota and held.all():
+        raise ValueError(
+            f'source {name!r} of a mixture has {blocks} blocks and the weight '
+            f'{self.weights[name]:g}, less than one block in an epoch of '
+            f'{ends[-1]}, so that none would be read; raise its weight, or '
+            'leave it out.'
+        )
+    return int(ends[-1])
 
   def read(
       self,

@@ -184,7 +184,9 @@ def check_shards(output: Path, shard: Shard | None) -> None:
     )
 
 
-def join_shards(output: str | os.PathLike[str]) -> Corpus:
+def join_shards(
+    output: str | os.PathLike[str], *, max_faults: float | None = None
+) -> Corpus:
   """Joins the shards of a corpus, and removes them.
 
   The corpus is token for token, and by its fingerprint, the one that
@@ -195,6 +197,8 @@ def join_shards(output: str | os.PathLike[str]) -> Corpus:
   Args:
     output: Folder of the corpus, with all shards in its folder `partial`, as
       `prepare_shard` writes them.
+    max_faults: Largest share of faulty documents; by default that of the
+      shards.
 
   Returns:
     The corpus.
@@ -230,13 +234,17 @@ def join_shards(output: str | os.PathLike[str]) -> Corpus:
           ' libraries that the others used.'
       )
   if not work.state.get('joined'):
+    positions = [saved['position'] for saved in states.values()]
+    skipped: Counter[str] = Counter()
+    for position in positions:
+      skipped.update(position['skipped'])
+    documents.check_faults(
+        skipped, sum(position['documents'] for position in positions),
+        max(saved['max_faults'] for saved in states.values())
+        if max_faults is None else max_faults, None, done=True,
+    )
     for shard, saved in states.items():
       _append(work, found[shard], saved)
-    position = work.state['position']
-    documents.check_faults(
-        position['skipped'], position['documents'],
-        max(saved['max_faults'] for saved in states.values()), None, done=True,
-    )
     work.state['joined'] = True
     work.save()
   return work.finish(tokenizer)
