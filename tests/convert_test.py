@@ -29,6 +29,7 @@ from spdf_jax import interop
 from spdf_jax.data import ByteTokenizer
 from spdf_jax.data import open_tokenizer
 from spdf_jax.data import save_tokenizer
+from spdf_jax.data import tokenizer_paths
 from spdf_jax.data import train_bpe
 from spdf_jax.interop import tensors
 from spdf_jax.models import create_model
@@ -270,6 +271,8 @@ def test_an_export_has_the_tokenizer_of_the_corpus_and_its_end(
   assert not (tmp_path / 'hf/generation_config.json').exists()
   assert 'the export has no tokenizer and names no end of text' in caplog.text
   assert not folder.exists()
+  # Nor does it have that of the export before it.
+  assert not tokenizer_paths(tmp_path / 'hf')
 
 
 def test_zeros_are_the_mask_of_parameters_alone(tmp_path, caplog):

@@ -29,6 +29,7 @@ from spdf_jax.interop.tensors import COMPACT
 from spdf_jax.interop.tensors import MASKS
 from spdf_jax.interop.tensors import names_of
 from spdf_jax.interop.tensors import open_tensors
+from spdf_jax.training import Run
 
 CONFIG = models.GPTConfig(
     vocab_size=260, n_layers=2, n_heads=2, d_model=16, d_ff=64, max_length=32
@@ -70,6 +71,35 @@ def test_a_hugging_face_directory_is_converted_with_its_zeros(masks, tmp_path):
   assert old.config == new.config
   tokenizer = data.open_tokenizer(tmp_path / 'compact')
   assert tokenizer.fingerprint == data.ByteTokenizer().fingerprint
+
+
+def test_a_run_is_read_with_the_tokenizer_it_was_trained_with(tmp_path, caplog):
+  texts, folder = tmp_path / 'texts', tmp_path / 'corpus'
+  texts.mkdir()
+  for i in range(12):
+    (texts / f'{i}.txt').write_text(f'{TEXT}{i}')
+  data.prepare_files(
+      texts, tokenizer='bpe-270', output=folder, validation=0.2, test=0.2
+  )
+  run = Run.create(small_config(
+      data__corpus=str(folder), data__tokenizer='', data__task='',
+      phases__order=('pretrain',), model__vocab_size=270,
+      data__max_epochs__corpus=9,
+  )).open(tmp_path / 'run')
+  run.checkpoints.save(run.state)
+  run.close()
+  source = str(tmp_path / 'run')
+  wanted = data.open_tokenizer(folder).fingerprint
+  assert language_models.open_run(source).tokenizer.fingerprint == wanted
+  other = data.train_bpe(['other words of others'] * 9, vocab_size=262)
+  data.save_tokenizer(folder / 'tokenizer.json', other)
+  with pytest.raises(ValueError, match='was trained with another tokenizer'):
+    language_models.open_run(source)
+  convert.export_model(
+      source, tmp_path / 'hf', format='dense', dtype='float32', vocab_size=None
+  )
+  assert 'the export has no tokenizer' in caplog.text
+  assert not data.tokenizer_paths(tmp_path / 'hf')
 
 
 def test_a_directory_is_not_converted_into_itself(tmp_path):

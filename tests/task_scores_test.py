@@ -175,6 +175,18 @@ def test_all_tasks_are_checked_before_the_first_is_scored(
     next(task_scores.score_tasks(model, ['jsonl=.', task], GREEDY))
 
 
+def test_files_of_all_tasks_are_read_before_the_first_is_scored(
+    model, tmp_path
+):
+  (tmp_path / 'text.jsonl').write_text('{"text": "say hello"}\n')
+  pair = '{"context": "a", "target": "b"}\n'
+  for split in ('train', 'validation'):
+    (tmp_path / f'{split}.jsonl').write_text(pair)
+  tasks = [f'lambada={tmp_path}/text.jsonl', f'jsonl={tmp_path}']
+  with pytest.raises(ValueError, match="task 'jsonl' has no test split in"):
+    next(task_scores.score_tasks(model, tasks, GREEDY))
+
+
 @pytest.mark.parametrize('changed, message', [
     ({'max_new_tokens': 31}, 'has 32 positions .* give at most 30'),
     ({'meteor_jar': 'no.jar'}, "meteor_jar is 'no.jar': METEOR needs no.jar"),

@@ -1,6 +1,7 @@
 """A run that trains in a second, shared by tests of training."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from spdf_jax import training
 from spdf_jax.training.config import parse
 
 V, L = 16, 8
+CORPUS = types.SimpleNamespace(tokenizer=data.ByteTokenizer())
 DENSE = dict(name='dense')
 
 
@@ -110,7 +112,7 @@ def run_of(config, fingerprint='abc'):
       parameters=1,
   )
   return training.Run(
-      config, model, plan, None, None, {'corpus': source}, init,
+      config, model, plan, CORPUS, None, {'corpus': source}, init,
   )
 
 

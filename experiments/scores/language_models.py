@@ -118,7 +118,8 @@ def _open_checkpoint(
   params = _read_params(checkpoint, model)
   return LanguageModel(
       source, model, params,
-      data.open_tokenizer(tokenizer) if tokenizer else _tokenizer(config.data),
+      data.open_tokenizer(tokenizer) if tokenizer
+      else _tokenizer(checkpoint, config.data),
       config, _task_of(checkpoint, config),
   )
 
@@ -233,15 +234,33 @@ def open_listed(
   )
 
 
-def _tokenizer(config: DataConfig) -> data.Tokenizer:
+def _tokenizer(
+    checkpoint: pathlib.Path, config: DataConfig
+) -> data.Tokenizer:
   """Returns the tokenizer of a corpus, which is prepared if it must be."""
   name, where = config.corpus, dict(
       tokenizer=config.tokenizer, cache_dir=config.cache_dir
   )
   try:
-    return data.read_tokenizer(name, **where)
+    found = data.read_tokenizer(name, **where)
   except OSError:
-    return data.prepare_corpus(name, **where).tokenizer
+    found = data.prepare_corpus(name, **where).tokenizer
+  _check_tokenizer(checkpoint, found)
+  return found
+
+
+def _check_tokenizer(
+    checkpoint: pathlib.Path, tokenizer: data.Tokenizer
+) -> None:
+  """Raises ValueError unless a checkpoint was trained with a tokenizer."""
+  trained = workdir.read_item(checkpoint, 'data')['fingerprints']
+  if trained.get('tokenizer', tokenizer.fingerprint) != tokenizer.fingerprint:
+    raise ValueError(
+        f'checkpoint {checkpoint} was trained with another tokenizer '
+        f'({trained["tokenizer"][:12]}) than its corpus has now '
+        f'({tokenizer.fingerprint[:12]}); restore or prepare the corpus as it '
+        'was.'
+    )
 
 
 def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:
@@ -335,6 +354,7 @@ def tokenizer_of(
     tokenizer = data.read_tokenizer(
         config.corpus, tokenizer=config.tokenizer, cache_dir=config.cache_dir
     )
+    _check_tokenizer(checkpoint, tokenizer)
     if tokenizer.vocab_size > vocab_size:
       raise ValueError(
           f'it has {tokenizer.vocab_size} tokens and the model {vocab_size}'

@@ -97,8 +97,22 @@ def score_tasks(
   for name, _ in named:
     _check(model, name, settings)
   for name, path in named:
+    _check_files(name, path)
+  for name, path in named:
     logger.info('scoring %s', name)
     yield score_task(model, name, path, settings)
+
+
+def _check_files(name: str, path: str) -> None:
+  """Raises if a task or a suite has no files to score."""
+  if name in suites.SUITES and path:
+    suites.local_tasks(path)
+  if name in ('curation', *TEXT_PROTOCOLS) and not data.load_task(
+      name, path or None
+  ).test:
+    raise ValueError(
+        f'task {name!r} has no test split in {path!r}; add its file.'
+    )
 
 
 def _check(model: LanguageModel, name: str, settings: Settings) -> None:
@@ -107,9 +121,12 @@ def _check(model: LanguageModel, name: str, settings: Settings) -> None:
     raise ValueError(
         f'{model.name} has no corpus to validate on; leave out task {name!r}.'
     )
+  if name in suites.SUITES:
+    extras.require('lm_eval.evaluator', 'harness')
   if name not in TEXT_PROTOCOLS:
     return
   extras.require('sacrebleu', 'eval')
+  extras.require('nltk', 'eval')
   length = model.module.config.max_length
   if settings.max_new_tokens > length - 2:
     raise ValueError(
@@ -251,10 +268,6 @@ def _texts(
 ) -> Iterator[Score]:
   task = data.load_task(name, path or None)
   inputs = task.inputs_of('test')[:settings.limit]
-  if not inputs:
-    raise ValueError(
-        f'task {name!r} has no test split in {path!r}; add its file.'
-    )
   contexts = list(dict.fromkeys(entry.context for entry in inputs))
   written = dict(zip(contexts, answer(model, contexts, settings)))
   if settings.generations is not None:

@@ -160,6 +160,11 @@ class PlannedTokenizer(NamedTuple):
 
   vocab_size: int
 
+  @property
+  def fingerprint(self) -> str:
+    """Fingerprint of every planned tokenizer."""
+    return PlannedCorpus.fingerprint
+
 
 @final
 @dataclasses.dataclass(frozen=True)

@@ -358,8 +358,10 @@ class Run:
 
   @property
   def fingerprints(self) -> dict[str, str]:
-    """Fingerprints of the data, by source."""
-    return {name: s.fingerprint for name, s in self.sources.items()}
+    """Fingerprints of the data, by source, and of the tokenizer."""
+    return {name: s.fingerprint for name, s in self.sources.items()} | {
+        'tokenizer': self.corpus.tokenizer.fingerprint
+    }
 
   @functools.cached_property
   def batch_at(self) -> data.BatchAt:
