@@ -84,8 +84,15 @@ def test_files_of_a_model_state_its_special_tokens(files, want, tmp_path):
   assert special_tokens.special_of(again) == want
   assert again.fingerprint == tokenizer.fingerprint
   assert again.encode('to be') == tokenizer.encode('to be')
-  begins = special_tokens.begun(tokenizer, tokenizer.encode('to'))[0] == BEGIN
-  assert begins == want.adds_begin
+  begun = special_tokens.begun(tokenizer, tokenizer.encode('to'))
+  assert (begun[0] == BEGIN) == want.adds_begin
+  folder = tmp_path / 'export'
+  folder.mkdir()
+  data.export_tokenizer(folder / 'tokenizer.json', tokenizer)
+  again = data.open_tokenizer(folder)
+  assert special_tokens.begun(again, again.encode('to')) == begun
+  alone = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  assert alone.encode('to').ids == begun
   assert special_tokens.begin_of(tokenizer) == (
       want.ends[0] if want.begin is None else want.begin
   )

@@ -181,7 +181,7 @@ def _is_llama(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
 
 def template_begin(post: Any) -> int | None:
   """Returns the token that a post-processor of `tokenizers` begins with."""
-  for each in _processors(post):
+  for each in processors(post):
     if each.get('type') == 'TemplateProcessing':
       first = (each.get('single') or [{}])[0].get('SpecialToken')
       known = each.get('special_tokens', {})
@@ -192,10 +192,11 @@ def template_begin(post: Any) -> int | None:
   return None
 
 
-def _processors(post: Any) -> Iterator[Mapping[str, Any]]:
+def processors(post: Any) -> Iterator[Mapping[str, Any]]:
+  """Yields the parts of a post-processor of `tokenizers`."""
   if isinstance(post, Mapping):
     if post.get('type') == 'Sequence':
       for each in post.get('processors', ()):
-        yield from _processors(each)
+        yield from processors(each)
     else:
       yield post

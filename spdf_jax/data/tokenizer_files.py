@@ -233,7 +233,7 @@ def export_tokenizer(
   if not isinstance(tokenizer, tokenizers.LibraryTokenizer):
     save_tokenizer(path, tokenizer)
     return [path]
-  files.write_atomically(path, tokenizer.model.to_str())
+  files.write_atomically(path, _with_template(tokenizer))
   settings = path.with_name('tokenizer_config.json')
   token = tokenizer.model.id_to_token
   files.write_atomically(settings, json.dumps({
@@ -243,6 +243,38 @@ def export_tokenizer(
       'clean_up_tokenization_spaces': False,
   }, indent=2) + '\n')
   return [path, settings]
+
+
+def _with_template(tokenizer: tokenizers.LibraryTokenizer) -> str:
+  """Returns the JSON of a tokenizer whose template begins texts as it does.
+
+  Files beside the tokenizer may have decided otherwise than its template, and
+  are not exported.
+  """
+  text = tokenizer.model.to_str()
+  fields = json.loads(text)
+  post = fields.get('post_processor')
+  special = special_tokens.special_of(tokenizer)
+  if special.adds_begin == (template_begin(post) is not None):
+    return text
+  others = [
+      each for each in special_tokens.processors(post)
+      if template_begin(each) is None
+  ]
+  if special.adds_begin:
+    token = tokenizer.model.id_to_token(special.begin)
+    begin = {'SpecialToken': {'id': token, 'type_id': 0}}
+    part = lambda name: {'Sequence': {'id': name, 'type_id': 0}}
+    others.append({
+        'type': 'TemplateProcessing', 'single': [begin, part('A')],
+        'pair': [begin, part('A'), part('B')], 'special_tokens': {
+            token: {'id': token, 'ids': [special.begin], 'tokens': [token]}
+        },
+    })
+  fields['post_processor'] = (
+      {'type': 'Sequence', 'processors': others} if others else None
+  )
+  return json.dumps(fields, ensure_ascii=False)
 
 
 def tokenizer_paths(folder: str | os.PathLike[str]) -> list[Path]:
