@@ -125,10 +125,10 @@ def reproduce(
     identity = pool_identity.identify(scale, {})
     del identity['data']
     pool_identity.check_same(identity_file, identity)
+  prepared = pool_data.prepare(scale, data, workdir)
   if not report_only:
     workdir.mkdir(parents=True, exist_ok=True)
     files.lock_folder(workdir, 'workdir')  # Held until the process ends.
-  prepared = pool_data.prepare(scale, data, workdir)
   identity = pool_identity.identify(scale, prepared.fingerprints)
   pool_identity.check_same(identity_file, identity)
   runs = workdir / 'runs'
