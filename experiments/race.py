@@ -239,8 +239,8 @@ def scaled(
   return config
 
 
-def _times(duration: str, factor: float) -> str:
-  match = re.fullmatch(r'\s*([0-9.]+)([^%]*)', duration)
+def _times(duration: Any, factor: float) -> Any:
+  match = re.fullmatch(r'\s*([0-9.]+)([^%]*)', str(duration))
   if match is None:
     return duration  # None, a share of the phase, or a function.
   number, unit = match.groups()

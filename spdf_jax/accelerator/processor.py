@@ -47,9 +47,9 @@ def identity() -> str:
   These are the architecture, the kind of processor with its extensions, and the
   number of cores.
   """
-  lines = cpuinfo().splitlines() or [platform.processor()]
   kind = sorted({
-      line for line in lines if line.partition(':')[0].strip() in _NAMES
-  })
+      line for line in cpuinfo().splitlines()
+      if line.partition(':')[0].strip() in _NAMES
+  }) or [platform.processor()]
   digest = hashlib.sha256('\n'.join(kind).encode()).hexdigest()
   return f'{platform.machine()}-{cores()}-{digest[:12]}'
