@@ -245,10 +245,10 @@ def test_an_arm_none_of_whose_rates_is_eligible_is_not_judged(capsys):
   assert small.arm not in world.measured
   gate, = (g for g in world.gates if g.subject == small.arm)
   assert gate.found == 'no rate is eligible' and not gate.passed
-  # There is no best rate to extend the grid around, and none is bold.
+  # The grid is extended around its lowest rate, once, and none is bold.
   table = arm_report.format_choices(entries, done)
   line, = lines_of(table, f'| {escape("dense_small")} |')
-  assert line.count(': inf') == 3 and '**' not in line
+  assert line.count(': inf') == 4 and '**' not in line
   # No runs of other seeds are expected.
   counts = pool_processes.PoolProgress(entries, 2, lambda arm: 1.0).counts(done)
   assert counts == f'{len(done)} of {len(done)}'

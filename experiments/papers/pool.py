@@ -118,7 +118,7 @@ def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
 
   While the best rate is the lowest or the highest tried with the other values
   of its point, half or twice that rate is added, up to a factor of 8 beyond
-  the initial grid. If no point may be chosen, there is no best rate.
+  the initial grid. If no point may be chosen, the first one counts as the best.
 
   Args:
     entry: The entry.
@@ -142,7 +142,7 @@ def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
   low, high = min(entry.grid['rate']) / factor, max(entry.grid['rate']) * factor
   while True:
     losses = [loss_of(entry, point, done) for point in found]
-    if None in losses or math.isinf(min(losses)):
+    if None in losses:
       return found
     best = found[losses.index(min(losses))]
     rates = [p['rate'] for p in found if p | {'rate': best['rate']} == best]
