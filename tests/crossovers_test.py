@@ -77,6 +77,7 @@ def test_an_unknown_processor_is_measured_once(
   ]
   assert 'Unheard' in caplog.text and 'above 80.0%' in caplog.text
   cache, = tmp_path.iterdir()
+  assert f'kept in {cache}' in caplog.text
   for damaged in ('half', '{}', '{"crossover": 7.0}'):
     cache.write_text(damaged)
     with pytest.raises(ValueError, match='delete it, so that the kernels are'):

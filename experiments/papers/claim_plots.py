@@ -52,7 +52,7 @@ def plot_claims(
   """
   findings = [
       f for f in findings
-      if claims.unit_of(f.claim) not in ('perplexities', 'BLEU')
+      if claims.unit_of(f.claim) not in (claims.PERPLEXITIES, claims.BLEU)
   ]
   shown = [
       entry.arm for entry in entries

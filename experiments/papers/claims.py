@@ -79,12 +79,11 @@ class Claim(NamedTuple):
     return tuple(dict.fromkeys(term.arm for term in terms))
 
 
-_UNITS = {
-    'distance/': 'cosine distances', '/perplexity': 'perplexities',
-    '/bleu': 'BLEU',
-}
+NATS, PERPLEXITIES, BLEU = 'nats', 'perplexities', 'BLEU'
 
-NATS = 'nats'
+_UNITS = {
+    'distance/': 'cosine distances', '/perplexity': PERPLEXITIES, '/bleu': BLEU,
+}
 
 
 def unit_of(claim: Claim) -> str:

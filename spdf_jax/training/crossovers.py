@@ -100,6 +100,7 @@ def crossover(
   )
   try:
     files.write_atomically(cache, json.dumps({'crossover': found}))
+    logger.info('The crossover is kept in %s.', cache)
   except OSError as error:  # A cache of kernels may be read-only.
     logger.warning('the next run measures again: %s', error)
   return found
