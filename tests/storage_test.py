@@ -273,13 +273,31 @@ def test_the_state_is_compact_where_kernels_skip_zeros(storage, changes):
 
 
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
-def test_dense_steps_have_no_kernels_where_sparse_ones_are_compact():
-  lowered = {}
-  for storage in ('dense', 'compact'):
-    run = run_of(make_config(matmul='native', storage=storage))
-    text = run.step.lower(run.abstract_state, run.batch_at(0)).as_text()
-    lowered[storage] = 'spdf_sparse_matmul' in text
-  assert lowered == {'dense': True, 'compact': False}
+@pytest.mark.parametrize('storage', ['dense', 'compact'])
+def test_steps_of_dense_phases_have_no_kernels(storage):
+  run = run_of(make_config(matmul='native', storage=storage))
+
+  def has_kernels(step):
+    jitted, state = run.prepare_step(run.create_state(), step)
+    text = jitted.lower(state, run.batch_at(step)).as_text()
+    return 'spdf_packed_matmul' in text or 'spdf_sparse_matmul' in text
+
+  assert has_kernels(0) and not has_kernels(run.plan.starts[1])
+
+
+@pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
+def test_compact_steps_use_kernels_even_if_masks_are_denser_than_planned():
+  # Counts of blocks are rounded: 21 % of 16 blocks are 3, or 19 %.
+  run = run_of(make_config(matmul='native', storage='compact'))
+  run.sparse_steps = run.sparse_steps._replace(crossover=0.99)
+  jitted, state = run.prepare_step(run.create_state(), 0)
+  text = jitted.lower(state, run.batch_at(0)).as_text()
+  assert 'spdf_packed_matmul' in text
+
+
+def test_without_kernels_all_phases_have_one_step():
+  run = make_run(matmul='dense')
+  assert run.dense_step is run.step
 
 
 def test_several_devices_are_refused():

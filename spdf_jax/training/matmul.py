@@ -2,19 +2,16 @@
 """Matrix products of a training step: XLA, sparse kernels, or the wafer."""
 
 from collections.abc import Callable, Iterable, Mapping
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator.pallas.lowering import BLOCKS
 from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.models import Model
 from spdf_jax.names import lookup
-from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.state import is_packed
 from spdf_jax.training import crossovers
@@ -200,39 +197,6 @@ def without_masks(apply_fn: ApplyFn) -> ApplyFn:
     return apply_fn(variables, *args, **kwargs)
 
   return apply
-
-
-def choose_packed(
-    apply_fn: ApplyFn,
-    sparse_steps: SparseSteps | None,
-    params: PyTree,
-    mask: PyTree,
-) -> ApplyFn:
-  """Chooses the model for a step on packed parameters, while tracing.
-
-  No `cond` is needed, since the number of kept values is a static shape.
-
-  Args:
-    apply_fn: Apply function of the model.
-    sparse_steps: Model and threshold of sparse steps; `None`: always dense.
-    params: Packed parameters.
-    mask: Packed mask.
-
-  Returns:
-    The model with sparse kernels, or `apply_fn`, which unpacks.
-  """
-  if sparse_steps is None:
-    return apply_fn
-  count = lambda m, p: None if m is None else np.array(
-      [p.size, math.prod(m.shape)]
-  )
-  counts = jax.tree.leaves(jax.tree.map(
-      count, mask, params,
-      is_leaf=lambda m: m is None or isinstance(m, PackedMask),
-  ))
-  kept, weights = np.sum(counts, axis=0)
-  skips = 1 - kept / weights > sparse_steps.crossover
-  return sparse_steps.apply_fn if skips else apply_fn
 
 
 def mask_sparsity(mask: PyTree) -> jax.Array:

@@ -546,6 +546,13 @@ class Run:
     )
 
   @functools.cached_property
+  def dense_step(self) -> Any:
+    """The same for dense phases, which need no branch to kernels."""
+    if self.storage == 'compact' or self.sparse_steps is None:
+      return self.step
+    return self._jit_step(self._shardings, None)
+
+  @functools.cached_property
   def compact_step(self) -> Any:
     """Jitted training step of compact states, which hold kept values only."""
     return self._jit_step(self._replicated, self.sparse_steps)
@@ -590,7 +597,8 @@ class Run:
       if not storage.is_compact(state):
         state = storage.to_compact(state, self._replicated)
       return self.compact_step, state
-    return self.step, self.to_dense(state)
+    is_dense = self.plan.phase_at(step).is_dense
+    return self.dense_step if is_dense else self.step, self.to_dense(state)
 
   def to_dense(self, state: TrainState) -> TrainState:
     """Converts a state to dense arrays, for checkpoints and evaluations."""

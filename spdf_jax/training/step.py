@@ -159,8 +159,9 @@ def train_step(
     return _accumulate(part, batch, keys, micro_batches)
 
   if states.is_packed(mask):
+    # Kernels at any sparsity: other products would first unpack all weights.
     (objective, cross_entropy), grads = differentiate(
-        matmul.choose_packed(apply_fn, sparse_steps, state.params, mask)
+        sparse_steps.apply_fn if sparse_steps else apply_fn
     )
   else:
     (objective, cross_entropy), grads = _differentiate_dense(
