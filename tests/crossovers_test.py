@@ -52,10 +52,9 @@ def test_steps_with_masks_of_blocks_have_their_own_crossover(
   on_processor('GenuineIntel with AMX', 'avx512bf16')
   monkeypatch.setattr(native, 'is_available', lambda dtype: True)
   monkeypatch.setattr(native, 'has_matrix_unit', lambda: True)
-  monkeypatch.setattr(crossovers, 'measure_crossover', lambda *args: 0.3)
   model = models.create_model('gpt-mini', vocab_size=64, dtype='bfloat16')
   choose = functools.partial(training.sparse_steps, 'auto', model, tokens=1024)
-  assert choose(in_blocks=True).crossover == 0.3
+  assert choose(in_blocks=True).crossover < 0.5
   assert choose(in_blocks=False).crossover == 0.95
 
 
@@ -115,15 +114,33 @@ def test_a_measurement_that_cannot_be_cached_is_used(
   assert 'the next run measures again: [Errno 28] No space' in caplog.text
 
 
-def test_masks_of_blocks_are_measured_where_a_matrix_unit_multiplies_them(
-    on_processor, monkeypatch
+@pytest.mark.parametrize('vendor, wanted', [
+    ('GenuineIntel with AMX', 0.2), ('AuthenticAMD', 0.3), ('Unheard', 0.1),
+])
+def test_by_vectors_blocks_pay_at_least_where_other_zeros_do(
+    on_processor, monkeypatch, vendor, wanted
 ):
-  monkeypatch.setattr(crossovers, 'measure_crossover', lambda *args: 0.3)
+  on_processor(vendor, 'avx512')
+  measured = lambda *args: 0.1 if args[-1] else 0.6
+  monkeypatch.setattr(crossovers, 'measure_crossover', measured)
+  found = [crossovers.crossover('float32', 128, 64, b) for b in (True, False)]
+  assert found[0] == wanted and found[0] <= found[1]
+
+
+def test_masks_of_blocks_have_the_crossover_of_the_matrix_unit(
+    on_processor, monkeypatch, tmp_path
+):
+  monkeypatch.setattr(crossovers, 'measure_crossover', lambda *args: 0.2)
   monkeypatch.setattr(native, 'has_matrix_unit', lambda: True)
   on_processor('GenuineIntel with AMX', 'avx512bf16')
   found = [crossovers.crossover('bfloat16', 128, 64, b) for b in (True, False)]
-  assert found == [0.3, 0.95]
+  assert found[0] < found[1] == 0.95 and not [*tmp_path.iterdir()]
+  on_processor('Unheard with AMX', 'avx512bf16')
+  assert crossovers.crossover('bfloat16', 128, 64, True) == 0.2
+  cache, = tmp_path.iterdir()
+  assert 'amx' in cache.name
   monkeypatch.setattr(native, 'has_matrix_unit', lambda: False)
+  on_processor('GenuineIntel with AMX', 'avx512bf16')
   assert crossovers.crossover('bfloat16', 128, 64, True) == 0.95
 
 

@@ -30,13 +30,14 @@ MEASURED = {
     ('AuthenticAMD', 'portable'): 0.9,
     ('GenuineIntel with AMX', 'avx512'): 0.5,
     ('GenuineIntel with AMX', 'avx512bf16'): 0.95,
+    ('GenuineIntel with AMX', 'avx512-blocks'): 0.2,
+    ('GenuineIntel with AMX', 'amx'): 0.2,
 }
-"""Crossovers by vendor and kernels.
+"""Crossovers by vendor and kernels, those of masks of blocks by their own.
 
-Measured with whole steps of the quickstart, with AVX2 of width 768 too, and in
-bfloat16, whose dense products are faster than those of float32, of width 512;
-with AMX, with layers (1.14 times as fast at 50 % in float32) and steps of width
-768.
+Measured with whole steps: on AMD of the quickstart, with AVX2 of width 768 too,
+and in bfloat16, whose dense products are faster than those of float32, of width
+512; with AMX of widths 64 to 1,024, blocks with 64 and 512 tokens.
 """
 
 BLOCK = 32
@@ -75,15 +76,17 @@ def crossover(
   """
   kernels = native.kernels(dtype)
   vendor = processor.vendor()
-  # Matrix units multiply blocks otherwise than vector units; elsewhere blocks
-  # pay wherever zeros at other places do.
-  in_blocks &= dtype == 'bfloat16' and native.has_matrix_unit()
-  if (vendor, kernels) in MEASURED and not in_blocks:
-    return MEASURED[vendor, kernels]
+  known = MEASURED.get((vendor, kernels))
+  if in_blocks:
+    has_tiles = dtype == 'bfloat16' and native.has_matrix_unit()
+    kernels = 'amx' if has_tiles else f'{kernels}-blocks'
+    # By vectors, blocks pay at least where zeros at other places do.
+    known = MEASURED.get((vendor, kernels), None if has_tiles else known)
+  if known is not None:
+    return known
   tokens = min(tokens, _MOST_TOKENS)
   cache = library.build().with_name(
-      f'crossover-{processor.identity()}-{kernels}-{"blocks-" * in_blocks}'
-      f'{width}-{tokens}.json'
+      f'crossover-{processor.identity()}-{kernels}-{width}-{tokens}.json'
   )
   if cache.exists():
     fix = 'delete it, so that the kernels are measured again.'
@@ -93,9 +96,9 @@ def crossover(
     return found
   found = measure_crossover(dtype, width, tokens, in_blocks)
   logger.info(
-      'Kernels %s%s on this processor (%s) are not known to be faster than '
+      'Kernels %s on this processor (%s) are not known to be faster than '
       'dense products: measured at width %d, %s.',
-      kernels, ' of blocks' * in_blocks, vendor, width,
+      kernels, vendor, width,
       'they never are' if found == NEVER else f'they are above {found:.1%}',
   )
   try:
