@@ -36,8 +36,10 @@ import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.accelerator import native
+from spdf_jax.accelerator import processor
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.evaluation import CachedModel
+from spdf_jax.training import crossovers
 
 SMALL = small_gpts.Case(
     'small',
@@ -240,10 +242,13 @@ def test_native_suites_compare_every_sparsity_with_dense(monkeypatch):
         any(f'{sparsity:.0%} zeros' in row.metric for row in means)
         for sparsity in targets[dtype]
     )
-    row, = matmul.measure_blocks((matmul.Layer(64, 64),), 8, 1, rng, dtype)
-    has_target = dtype == 'bfloat16' and native.has_matrix_unit()
-    assert (row.target is None) != has_target
-    rows.append(row)
+    for tokens in (8, 1024):
+      row, = matmul.measure_blocks(
+          (matmul.Layer(64, 64),), tokens, 1, rng, dtype
+      )
+      has_target = dtype == 'bfloat16' and native.has_matrix_unit()
+      assert (row.target is None) != (has_target and tokens == 1024)
+      rows.append(row)
   assert all(row.value > 0 for row in rows)
 
 
@@ -251,11 +256,16 @@ def test_native_suites_compare_every_sparsity_with_dense(monkeypatch):
 @pytest.mark.process
 def test_the_auto_suite_covers_both_sides_of_the_crossover(monkeypatch):
   monkeypatch.setattr(auto, 'SPARSITIES', (0.1, 0.99))
+  kernels = processor.vendor(), native.kernels()
+  monkeypatch.setitem(crossovers.MEASURED, kernels, 0.75)
   rows = [*auto.measure_width(64, 'float32', 1, np.random.default_rng(0))]
-  assert [row.metric[:3] for row in rows] == ['0% ', '99%']
+  assert [row.metric[:3] for row in rows] == ['0% ', '76%', '99%']
   assert all(row.value > 0 and row.target == auto.LEAST for row in rows)
-  ax, = auto.plot(rows).axes
-  assert [x for line in ax.lines[:2] for x in line.get_xdata()] == [99, 0]
+  ax, _ = auto.plot(rows).axes
+  assert [x for line in ax.lines[:2] for x in line.get_xdata()] == [76, 99, 0]
+  monkeypatch.setitem(crossovers.MEASURED, kernels, crossovers.NEVER)
+  row, = auto.measure_width(64, 'float32', 1, np.random.default_rng(0))
+  assert row.metric.startswith('0% ')
 
 
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')

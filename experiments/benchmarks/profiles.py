@@ -1,7 +1,8 @@
 """Time of a training step by part, from JAX's profiler.
 
 Steps of the suite `peers` with kept values only, at three widths, in float32
-and bfloat16, dense and at 75 and 90 % sparsity. Operations are assigned to a
+and bfloat16, dense and at 75 and 90 % sparsity, also in blocks of 32 if the
+processor has a unit that multiplies them. Operations are assigned to a
 part by the compiled program: sparse kernels; dense products, also those of
 attention and the head; and all others. Operations that run at the same time
 count each, so that the parts may add up to more than the step. `idle` is the
@@ -22,7 +23,9 @@ from experiments.benchmarks import compiled
 from experiments.benchmarks import measuring
 from experiments.benchmarks import peers
 from experiments.benchmarks import small_gpts
+from spdf_jax.accelerator import native
 from spdf_jax.accelerator import processor
+from spdf_jax.sparsity import structures
 
 SPARSITIES = (0.0, 0.75, 0.9)
 PARTS = ('sparse kernels', 'dense products', 'other operations')
@@ -57,23 +60,30 @@ def measure_case(
     Rows.
   """
   subject = small_gpts.create_subject(case, rng)
-  for dtype in peers.DTYPES:
-    for sparsity in SPARSITIES:
-      program = peers.compile_step(subject, case, dtype, sparsity)
-      call = compiled.repeated(program)
-      timings = measuring.interleave([call], repeats, warmups=2)
-      name = f'{case.name}, {dtype}, {sparsity:.0%} zeros'
-      wall, cpu = timings.wall[0], timings.cpu[0]
-      yield measuring.sampled_row(name, 'step, wall ms', 1e3 * wall, rng)
-      yield measuring.sampled_row(
-          name, 'idle, % of the cores',
-          100 * (1 - cpu / wall / processor.cores()), rng
-      )
-      part_of = parts_of(program.executable.as_text())
-      samples = [_trace(call, part_of) for _ in range(repeats)]
-      for part in PARTS:
-        milliseconds = np.array([sample[part] for sample in samples])
-        yield measuring.sampled_row(name, f'{part}, ms', milliseconds, rng)
+  variants = [
+      (dtype, sparsity, '') for dtype in peers.DTYPES for sparsity in SPARSITIES
+  ]
+  if native.has_matrix_unit():
+    variants += [('bfloat16', s, ' in blocks') for s in SPARSITIES if s]
+  for dtype, sparsity, where in variants:
+    program = peers.compile_step(
+        subject, case, dtype, sparsity,
+        structures.block(32, 32) if where else 'unstructured',
+    )
+    call = compiled.repeated(program)
+    timings = measuring.interleave([call], repeats, warmups=2)
+    name = f'{case.name}, {dtype}, {sparsity:.0%} zeros{where}'
+    wall, cpu = timings.wall[0], timings.cpu[0]
+    yield measuring.sampled_row(name, 'step, wall ms', 1e3 * wall, rng)
+    yield measuring.sampled_row(
+        name, 'idle, % of the cores',
+        100 * (1 - cpu / wall / processor.cores()), rng
+    )
+    part_of = parts_of(program.executable.as_text())
+    samples = [_trace(call, part_of) for _ in range(repeats)]
+    for part in PARTS:
+      milliseconds = np.array([sample[part] for sample in samples])
+      yield measuring.sampled_row(name, f'{part}, ms', milliseconds, rng)
 
 
 def parts_of(text: str) -> dict[str, str]:
