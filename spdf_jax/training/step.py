@@ -104,8 +104,8 @@ def train_step(
     learning_rate: Learning-rate schedule of the optimizer, only for the
       metrics.
     sparse_steps: Result of `sparse_steps`: a model with sparse kernels, used if
-      the masks are sparse enough and pruned weights need no gradient; `None`:
-      always `apply_fn`.
+      the state is compact, or the masks are sparse enough and pruned weights
+      need no gradient; `None`: always `apply_fn`.
     loss: Loss to minimize, as the mean over the weighted tokens of the batch.
     micro_batches: Number of micro-batches for gradient accumulation, which
       saves memory of activations; a divisor of B.
