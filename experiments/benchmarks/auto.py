@@ -80,7 +80,7 @@ def measure_width(
 def plot(rows: Sequence[measuring.Row]) -> Any:
   """Plots the ratios over sparsity, a panel per kind and a line per width.
 
-  The point at 0 is the dense step of a plan that uses kernels elsewhere.
+  The point at 0 is a step below the crossover, with a branch to kernels.
   """
   cases = list(dict.fromkeys(row.case for row in rows))
   kinds = list(dict.fromkeys(case.partition(', ')[2] for case in cases))
