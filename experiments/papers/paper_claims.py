@@ -40,6 +40,32 @@ def _gap_on(task: str) -> tuple[Arm, Arm]:
   )
 
 
+def _of_blocks(key: str, structures: tuple[str, ...]) -> list[Claim]:
+  """Returns the claims about blocks, before and after fine-tuning."""
+  return [
+      Claim(
+          f'{key}{suffix}', text, 'our question',
+          tuple(
+              claims.better(
+                  at(structure), anywhere, anywhere.metric, _BLOCKS_COST
+              )
+              for structure in structures
+          ),
+          claims.SECONDARY,
+      )
+      for suffix, text, at, anywhere in (
+          (
+              '', 'zeros in blocks cost a static mask nothing',
+              scales.structured, scales.STATIC_75
+          ),
+          (
+              '-ft', 'nor do they after dense fine-tuning',
+              scales.tuned_structured, scales.tuned(scales.STATIC_75)
+          ),
+      )
+  ]
+
+
 _ALL = (
     Claim(
         'a', 'dense fine-tuning beats sparse fine-tuning of a sparse model',
@@ -217,17 +243,7 @@ _ALL = (
         ),
         claims.SECONDARY,
     ),
-    Claim(
-        'blocks', 'zeros in blocks cost a static mask nothing', 'our question',
-        tuple(
-            claims.better(
-                scales.structured(structure), scales.STATIC_75,
-                arms.PRETRAINED, _BLOCKS_COST
-            )
-            for structure in scales.BALANCED
-        ),
-        claims.SECONDARY,
-    ),
+    *_of_blocks('blocks', scales.BALANCED),
     Claim(
         'balance', 'blocks of 32 are better with equally many in each column',
         'our question',
@@ -236,17 +252,7 @@ _ALL = (
         ),),
         claims.SECONDARY,
     ),
-    Claim(
-        'blocks-ft', 'nor do they after dense fine-tuning', 'our question',
-        tuple(
-            claims.better(
-                scales.tuned_structured(structure),
-                scales.tuned(scales.STATIC_75), arms.TUNED, _BLOCKS_COST
-            )
-            for structure in scales.BALANCED
-        ),
-        claims.SECONDARY,
-    ),
+    *_of_blocks('blocks-32', ('blocks-32',)),
 )
 
 

@@ -290,6 +290,22 @@ BLOCKS = dataclasses.replace(
     protocol='PROTOCOL-5.md',
 )
 
+WIDE_BLOCKS = dataclasses.replace(
+    BLOCKS,
+    claims=('blocks-32', 'blocks-32-ft'),
+    blocks=(
+        Block((STATIC_75, structured('blocks-32')), 3),
+        Block((tuned(STATIC_75), tuned_structured('blocks-32')), 3),
+        Block(tuple(
+            dataclasses.replace(arm, rate_of=STATIC_75)
+            for arm in (DENSE, CONTROL)
+        ), 2),
+    ),
+    sizes={'': Size(256, (4e-3, 8e-3, 1.6e-2), d_ff=768, rotary=True)},
+    tokens_per_parameter=0.3186,  # as many steps as at width 128
+    protocol='PROTOCOL-6.md',
+)
+
 SCALES = {
     'smoke': dataclasses.replace(
         FAIR, claims=('a', 'd-ft', 'e', 'g1', 'h'),
@@ -308,5 +324,6 @@ SCALES = {
     'llama': LLAMA,
     'density': DENSITY,
     'blocks': BLOCKS,
+    'wide-blocks': WIDE_BLOCKS,
 }
 """Scales by name: for CI, for nights on two cores, and for some core-hours."""
