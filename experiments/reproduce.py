@@ -2,16 +2,17 @@
 
   python -m experiments.reproduce --scale=fair --data=DIR
   python -m experiments.reproduce --scale=flops --data=DIR
+  python -m experiments.reproduce --scale=flops-llama --data=DIR
   python -m experiments.reproduce --scale=llama --data=DIR
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
 
---scale: `fair` takes a night on two cores, `flops`, sparse against dense at
-equal FLOPs, some hundred core-hours. These give no verdicts: `smoke` takes
-minutes; `llama`, dynamic sparsity and the size of the fine-tuning set, three
-core-hours; `density`, rates that transfer, two; `blocks`, what zeros in blocks
-cost, four; `wide-blocks`, the same at width 256, three. DIR contains books/,
-e2e/ and webnlg17/, which you provide; smoke reads Python's standard library.
-The files PROTOCOL*.md in
+--scale: `fair` takes a night on two cores; `flops`, sparse against dense at
+equal FLOPs, some hundred core-hours; `flops-llama`, the same of small Llamas,
+ten. These give no verdicts: `smoke` takes minutes; `llama`, dynamic sparsity
+and the size of the fine-tuning set, three core-hours; `density`, rates that
+transfer, two; `blocks`, what zeros in blocks cost, four; `wide-blocks`, the
+same at width 256, three. DIR contains books/, e2e/ and webnlg17/, which you
+provide; smoke reads Python's standard library. The files PROTOCOL*.md in
 experiments/results, written before the runs, define the comparisons and when a
 claim holds. Runs are written to --workdir and trained one on each core; if
 stopped or killed, the same command continues, and finished runs are not trained

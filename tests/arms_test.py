@@ -36,9 +36,9 @@ from spdf_jax.training import metrics
 
 pytestmark = pytest.mark.papers
 
-FAIR, FLOPS, LLAMA, DENSITY, BLOCKS = (
+FAIR, FLOPS, FLOPS_LLAMA, LLAMA, DENSITY, BLOCKS = (
     scales.SCALES[name]
-    for name in ('fair', 'flops', 'llama', 'density', 'blocks')
+    for name in ('fair', 'flops', 'flops-llama', 'llama', 'density', 'blocks')
 )
 OTHERS = [
     pytest.param(scale, id=name) for name, scale in scales.SCALES.items()
@@ -451,21 +451,23 @@ def test_shares_of_a_task_are_nested_and_read_for_equal_steps(tasks):
     assert {LLAMA.steps(arm) for arm in (whole, *others)} == {450}
 
 
-@pytest.mark.parametrize('size', ['', 'w64', 'w96'])
-def test_arms_of_equal_flops_differ_by_less_than_2_percent(size):
+@pytest.mark.parametrize('scale, size', [
+    (FLOPS, ''), (FLOPS, 'w64'), (FLOPS, 'w96'), (FLOPS_LLAMA, '')
+])
+def test_arms_of_equal_flops_differ_by_less_than_2_percent(scale, size):
   def cost(arm):
-    tokens = FLOPS.steps(arm) * FLOPS.batch(arm.size) * FLOPS.length
+    tokens = scale.steps(arm) * scale.batch(arm.size) * scale.length
     sequence = training_flops(
-        FLOPS.model(arm.size), FLOPS.length, arm.sparsity
+        scale.model(arm.size), scale.length, arm.sparsity
     )
-    return tokens / FLOPS.length * sequence
+    return tokens / scale.length * sequence
 
   sparse = scales.sized(scales.STATIC_75, size)
   small = Arm('dense', size=f'small-{size}'.rstrip('-'))
   equal = scales.at_flops_of(sparse)
   assert cost(equal) == pytest.approx(cost(sparse), rel=1e-3)
   assert cost(small) == pytest.approx(cost(sparse), rel=0.02)
-  assert FLOPS.steps(small) == FLOPS.steps(sparse)
+  assert scale.steps(small) == scale.steps(sparse)
 
 
 @pytest.mark.parametrize('module', [

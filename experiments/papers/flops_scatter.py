@@ -30,7 +30,8 @@ def plot_flops(
 
   Returns:
     A figure with a panel of losses and, if fine-tuned models are scored, one of
-    BLEU for each task. The control and rotary positions are left out.
+    BLEU for each task. The control is left out, and so are arms with rotary
+    positions if the main size has none.
 
   Raises:
     ImportError: matplotlib is not installed.
@@ -44,7 +45,7 @@ def plot_flops(
   shown = [
       arm for arm in found
       if arm.method != 'init' and arm.sparsity != scales.CONTROL.sparsity
-      and not scale.sizes[arm.size].rotary
+      and scale.sizes[arm.size].rotary == scale.sizes[''].rotary
   ]
   tasks = dict.fromkeys(arm.task for arm in shown if arm.task)
   figure = style.new_figure(5.5 * (1 + len(tasks)), 3.8)

@@ -1,6 +1,7 @@
 """Scales of experiments.reproduce: sizes of models, data and runs, as data."""
 
 import dataclasses
+import math
 
 from experiments.papers.arms import Arm
 from experiments.papers.scale import Block
@@ -104,16 +105,29 @@ _SMALL, _SMALL_64, _SMALL_96 = (
 _E1 = DENSE, at_flops_of(STATIC_75), _SMALL, STATIC_75, VARIABLE
 _E1_TUNED = tuple(tuned(arm, 'e2e') for arm in _E1)
 
+_E1_CLAIMS = (
+    'flops', 'small', 'variable-flops', 'variable-small', 'flops-e2e',
+    'small-e2e', 'variable-flops-e2e', 'variable-small-e2e', 'repaid',
+    'variable-repaid',
+    'flops-webnlg', 'small-webnlg', 'variable-flops-webnlg',
+    'variable-small-webnlg', 'flops-bleu', 'small-bleu',
+    'variable', 'variable-e2e',
+)
+_E1_BLOCKS = (
+    Block(_E1, 5),
+    Block((CONTROL,), 2),
+    Block(_E1_TUNED, 5),
+    Block((
+        tuned(CONTROL, 'e2e', rate_of=tuned(STATIC_75, 'e2e')),
+    ), 2),
+    Block(tuple(map(on_webnlg, _E1)), 5),
+)
+
 FLOPS = dataclasses.replace(
     FAIR,
     claims=(
-        'flops-64', 'small-64', 'flops-96', 'small-96',
-        'flops', 'small', 'variable-flops', 'variable-small', 'flops-e2e',
-        'small-e2e', 'variable-flops-e2e', 'variable-small-e2e', 'repaid',
-        'variable-repaid',
-        'flops-webnlg', 'small-webnlg', 'variable-flops-webnlg',
-        'variable-small-webnlg', 'flops-bleu', 'small-bleu',
-        'variable', 'variable-e2e', 'rotary', 'variable-rotary',
+        'flops-64', 'small-64', 'flops-96', 'small-96', *_E1_CLAIMS, 'rotary',
+        'variable-rotary',
     ),
     blocks=(
         # E2, and the arms of its gates
@@ -121,14 +135,7 @@ FLOPS = dataclasses.replace(
         Block(_controls('w64'), 2),
         Block((at_flops_of(_W96), _SMALL_96, _W96), 5),
         Block(_controls('w96'), 2),
-        # E1
-        Block(_E1, 5),
-        Block((CONTROL,), 2),
-        Block(_E1_TUNED, 5),
-        Block((
-            tuned(CONTROL, 'e2e', rate_of=tuned(STATIC_75, 'e2e')),
-        ), 2),
-        Block(tuple(map(on_webnlg, _E1)), 5),
+        *_E1_BLOCKS,
         # E3
         Block((
             STATIC_75, VARIABLE, tuned(STATIC_75, 'e2e'),
@@ -168,6 +175,23 @@ FLOPS = dataclasses.replace(
     spread=0.03,
     repeat_every=3,
     scored=True,
+)
+
+FLOPS_LLAMA = dataclasses.replace(
+    FLOPS,
+    claims=_E1_CLAIMS,
+    blocks=_E1_BLOCKS,
+    sizes={
+        '': Size(64, (4e-3, 8e-3, 1.6e-2), n_heads=2, rotary=True),
+        'small': Size(
+            44, (4e-3, 8e-3, 1.6e-2), n_heads=2, d_ff=120, rotary=True,
+            tokens_of=''
+        ),
+    },
+    tune_steps=1200,
+    batches=24,
+    protocol='PROTOCOL-7.md',
+    spread=math.inf,
 )
 
 SHARES = {'task': 1, 'quarter': 4, 'sixteenth': 16}
@@ -321,6 +345,7 @@ SCALES = {
     ),
     'fair': FAIR,
     'flops': FLOPS,
+    'flops-llama': FLOPS_LLAMA,
     'llama': LLAMA,
     'density': DENSITY,
     'blocks': BLOCKS,
