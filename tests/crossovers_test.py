@@ -1,8 +1,10 @@
 """`auto` uses kernels where they are known, or measured, to be faster."""
 
 import functools
+import types
 
 import jax
+from jax.extend import backend as backends
 import jax.numpy as jnp
 import pytest
 import tiny_run
@@ -251,3 +253,10 @@ def test_blocks_are_for_gpus_and_tpus(monkeypatch):
   training.matmul.check_devices('blocks-128', 1)
   with pytest.raises(ValueError, match="skip blocks of 128; use 'blocks-128'"):
     training.matmul.check_devices('blocks-64', 1)
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  training.matmul.check_devices('blocks-64', 1)
+  client = types.SimpleNamespace(platform_version='PJRT C API\nrocm 60443484')
+  monkeypatch.setattr(backends, 'get_backend', lambda: client)
+  with pytest.raises(ValueError, match="for NVIDIA's GPUs and TPUs, and this"):
+    training.matmul.check_devices('blocks-64', 1)
+  training.matmul.check_devices('auto', 1)

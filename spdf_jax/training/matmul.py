@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+from jax.extend import backend as backends
 import jax.numpy as jnp
 
 from spdf_jax.accelerator import native
@@ -138,6 +139,12 @@ def check_devices(matmul: str, devices: int) -> None:
     raise ValueError(
         f'matmul is {matmul!r}, whose kernels are for GPUs and TPUs, and this '
         "is a CPU; use 'auto' or 'native'."
+    )
+  version = backends.get_backend().platform_version
+  if matmul in BLOCKS and 'rocm' in version.lower():
+    raise ValueError(
+        f"matmul is {matmul!r}, whose kernels are for NVIDIA's GPUs and TPUs, "
+        "and this is a GPU of AMD; use 'auto' or 'dense'."
     )
   if matmul == 'blocks-64' and backend == 'tpu':
     raise ValueError(
