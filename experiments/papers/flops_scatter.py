@@ -63,26 +63,30 @@ def plot_flops(
         else 'final validation loss (nats per byte)'
     )
     style.polish(ax)
-  for i, label in enumerate(_LABELS):
-    panels[0].plot([], [], 'o', color=style.COLORS[i], label=label)
+  labels = {_label(scale, arm) for arm in shown}
+  for label, color in zip(_LABELS, style.COLORS):
+    if label in labels:
+      panels[0].plot([], [], 'o', color=color, label=label)
   for width, marker in markers.items():
     panels[0].plot([], [], marker, color=style.GREY, label=f'width {width}')
   panels[0].legend(frameon=False, fontsize=8)
   return figure
 
 
+def _label(scale: Scale, arm: Arm) -> str:
+  if arm.method == 'variable':
+    return 'Variable'
+  if arm.sparsity:
+    return 'static 75 %'
+  is_small = scale.reference(arm.size) != arm.size
+  return 'smaller dense' if is_small else 'dense'
+
+
 def _plot_arm(
     ax: Any, scale: Scale, arm: Arm, marker: str,
     found: Mapping[Arm, Mapping[int, Outcome]],
 ) -> None:
-  if arm.method == 'variable':
-    label = 'Variable'
-  elif arm.sparsity:
-    label = 'static 75 %'
-  else:
-    is_small = scale.reference(arm.size) != arm.size
-    label = 'smaller dense' if is_small else 'dense'
-  color = style.COLORS[_LABELS.index(label)]
+  color = style.COLORS[_LABELS.index(_label(scale, arm))]
   pretrained = dataclasses.replace(arm, task='', rate_of=None)
   flops, *_ = (
       outcome['flops'] for outcome in found[pretrained if arm.task else arm]
