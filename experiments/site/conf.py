@@ -45,6 +45,7 @@ include_patterns = [
     'results/claims-flops/table.md',
     'results/claims-llama/table.md',
     'results/quickstart/report.md',
+    'results/claims-wide-blocks/table.md',
     'results/race/table.md',
 ]
 # Single backticks are code, and a link where they are one public name.
