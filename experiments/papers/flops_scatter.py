@@ -39,8 +39,9 @@ def plot_flops(
   Example:
     >>> from experiments.papers.scales import SCALES
     >>> runs = {1: {'validation/loss': 2.0, 'flops': 1e12}}
-    >>> len(plot_flops(SCALES['flops'], {Arm('dense'): runs}).axes)
-    1
+    >>> ax, = plot_flops(SCALES['flops'], {Arm('dense'): runs}).axes
+    >>> [text.get_text() for text in ax.get_legend().get_texts()]
+    ['dense', 'width 128']
   """
   shown = [
       arm for arm in found

@@ -111,8 +111,8 @@ _E1_CLAIMS = (
     'variable-repaid',
     'flops-webnlg', 'small-webnlg', 'variable-flops-webnlg',
     'variable-small-webnlg', 'flops-bleu', 'small-bleu',
-    'variable', 'variable-e2e',
 )
+_E3_CLAIMS = 'variable', 'variable-e2e'
 _E1_BLOCKS = (
     Block(_E1, 5),
     Block((CONTROL,), 2),
@@ -126,8 +126,8 @@ _E1_BLOCKS = (
 FLOPS = dataclasses.replace(
     FAIR,
     claims=(
-        'flops-64', 'small-64', 'flops-96', 'small-96', *_E1_CLAIMS, 'rotary',
-        'variable-rotary',
+        'flops-64', 'small-64', 'flops-96', 'small-96', *_E1_CLAIMS,
+        *_E3_CLAIMS, 'rotary', 'variable-rotary',
     ),
     blocks=(
         # E2, and the arms of its gates
@@ -179,7 +179,7 @@ FLOPS = dataclasses.replace(
 
 FLOPS_LLAMA = dataclasses.replace(
     FLOPS,
-    claims=_E1_CLAIMS,
+    claims=(*_E1_CLAIMS, *_E3_CLAIMS),
     blocks=_E1_BLOCKS,
     sizes={
         '': Size(64, (4e-3, 8e-3, 1.6e-2), n_heads=2, rotary=True),

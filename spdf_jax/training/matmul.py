@@ -140,8 +140,8 @@ def check_devices(matmul: str, devices: int) -> None:
         f'matmul is {matmul!r}, whose kernels are for GPUs and TPUs, and this '
         "is a CPU; use 'auto' or 'native'."
     )
-  version = backends.get_backend().platform_version
-  if matmul in BLOCKS and 'rocm' in version.lower():
+  is_rocm = 'rocm' in backends.get_backend().platform_version.lower()
+  if matmul in BLOCKS and is_rocm:
     raise ValueError(
         f"matmul is {matmul!r}, whose kernels are for NVIDIA's GPUs and TPUs, "
         "and this is a GPU of AMD; use 'auto' or 'dense'."
