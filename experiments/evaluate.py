@@ -66,8 +66,8 @@ def main(argv: list[str]) -> int:
 def _evaluate() -> str:
   """Scores the model on all tasks; returns the table.
 
-  The scores are written after each task, so that they are kept if a later task
-  fails.
+  The file is written anew with each score, so that scores are kept if a later
+  task fails.
   """
   task_scores.parse_tasks(_TASKS.value)
   output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
@@ -86,8 +86,8 @@ def _evaluate() -> str:
   model = open_model(_WORKDIR.value or _HF.value)
   settings = scoring_flags.settings(output and output.with_suffix(''))
   scores: list[sheets.Score] = []
-  for found in task_scores.score_tasks(model, _TASKS.value, settings):
-    scores += found
+  for score in task_scores.score_tasks(model, _TASKS.value, settings):
+    scores.append(score)
     if output is not None:
       files.write_atomically(
           output.with_suffix('.md'), sheets.format_scores(scores) + '\n'

@@ -23,7 +23,6 @@ from collections.abc import Iterator, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
-import itertools
 import json
 import math
 import pathlib
@@ -285,10 +284,10 @@ def score(
     found = []
     for source in (workdir / result.workdir for result in best):
       model = language_models.open_run(str(source))
-      scores = itertools.chain.from_iterable(task_scores.score_tasks(
+      scores = task_scores.score_tasks(
           model, tasks,
           dataclasses.replace(settings, generations=source / 'test'),
-      ))
+      )
       entry = sheets.to_json(model.name, list(scores), settings)
       found.append({**entry, **how})
     files.write_atomically(path, json.dumps(found, indent=2) + '\n')

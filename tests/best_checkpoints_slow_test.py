@@ -112,7 +112,7 @@ def test_the_choice_of_a_sweep_follows_the_best_checkpoint(tmp_path):
   assert scored['model'] == str(chosen)
   best = open_run(f'{chosen}@pretrain:best')
   assert_same_arrays(open_run(str(chosen)).params, best.params)
-  again = task_scores.score_task(best, 'validation', '', settings)
+  again = list(task_scores.score_task(best, 'validation', '', settings))
   entry = sheets.to_json(best.name, again, settings)
   assert scored['scores'] == entry['scores']
   stage, = read_ancestry(f'{chosen}@pretrain:best').stages

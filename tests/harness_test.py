@@ -13,10 +13,7 @@ import numpy as np
 import pytest
 from real_data import data_path
 
-from experiments.scores.suites import clean_hellaswag
-from experiments.scores.suites import local_tasks
-from experiments.scores.suites import run_suite
-from experiments.scores.suites import SUITES
+from experiments.scores import suites
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax.evaluation import CachedModel
@@ -120,10 +117,12 @@ def direct_accuracy(subject, task, *, per_byte=False):
     if task == 'winogrande':
       pairs = [(c, ' ' + row['continuation']) for c in row['context_options']]
     elif task == 'hellaswag':
-      context = clean_hellaswag(
+      context = suites.clean_hellaswag(
           f'{row["activity_label"]}: {row["ctx_a"]} {row["ctx_b"].capitalize()}'
       )
-      pairs = [(context, ' ' + clean_hellaswag(e)) for e in row['endings']]
+      pairs = [
+          (context, ' ' + suites.clean_hellaswag(end)) for end in row['endings']
+      ]
     else:
       context = prompts[task].format(row['query'])
       pairs = [(context, ' ' + choice) for choice in row['choices']]
@@ -134,17 +133,20 @@ def direct_accuracy(subject, task, *, per_byte=False):
 
 @needs_harness
 def test_the_suite_of_cerebras_gpt_is_a_direct_computation(subject, offline):
-  scores = run_suite(
+  scores = list(suites.score_suite(
       subject, 'cerebras_gpt', directory=data_path('lm_eval_tasks/data'),
       limit=LIMIT,
-  )
+  ))
   expected = {
       measure.task: direct_accuracy(subject, measure.task)
-      for measure in SUITES['cerebras_gpt']
+      for measure in suites.SUITES['cerebras_gpt']
   }
-  assert scores.values == pytest.approx(expected)
-  assert scores.mean == pytest.approx(np.mean(list(expected.values())))
-  assert set(scores.items.values()) == {LIMIT} and not scores.reasons
+  values = {score.task: score.value for score in scores}
+  assert values == pytest.approx(expected)
+  assert suites.suite_mean('cerebras_gpt', values) == pytest.approx(
+      np.mean(list(expected.values()))
+  )
+  assert {(score.items, score.reason) for score in scores} == {(LIMIT, '')}
   # Read from the files: ARC has questions with three and five answers.
   chosen = {
       'arc_easy': ('arc_easy.jsonl', 'choices'),
@@ -154,7 +156,8 @@ def test_the_suite_of_cerebras_gpt_is_a_direct_computation(subject, offline):
       'winogrande': ('winogrande.jsonl', 'context_options'),
       'hellaswag': ('hellaswag_val_1000.jsonl', 'endings'),
   }
-  assert scores.chance == pytest.approx({
+  chance = {s.task: s.chance for s in scores if s.chance is not None}
+  assert chance == pytest.approx({
       task: np.mean([1 / len(row[field]) for row in rows(name)])
       for task, (name, field) in chosen.items()
   })
@@ -166,11 +169,13 @@ def test_the_suite_of_cerebras_gpt_is_a_direct_computation(subject, offline):
 def test_the_leaderboard_names_what_is_missing(subject, offline, tmp_path):
   for name in ('arc_challenge.jsonl', 'winogrande.jsonl'):
     os.symlink(data_path('lm_eval_tasks/data', name), tmp_path / name)
-  scores = run_suite(subject, 'open_llm', directory=tmp_path, limit=4)
-  measured = {k for k, v in scores.values.items() if v is not None}
-  assert measured == {'arc_challenge', 'winogrande'}
-  assert scores.mean is None
-  assert set(scores.reasons) == {
+  scores = list(suites.score_suite(
+      subject, 'open_llm', directory=tmp_path, limit=4
+  ))
+  measured = {s.task: s.value for s in scores if not s.reason}
+  assert measured.keys() == {'arc_challenge', 'winogrande'}
+  assert suites.suite_mean('open_llm', measured) is None
+  assert {s.task for s in scores if s.value is None} == {
       'hellaswag', 'truthfulqa_mc2', 'mmlu', 'gsm8k'
   }
 
@@ -259,24 +264,25 @@ def test_generation_stops_where_it_is_told(subject, offline):
 
 def test_tasks_of_a_folder_without_files_are_refused(tmp_path):
   with pytest.raises(ValueError, match='none of the files arc_easy.jsonl'):
-    local_tasks(tmp_path)
+    suites.local_tasks(tmp_path)
 
 
 def test_shots_of_gsm8k_come_from_its_training_file(tmp_path):
   (tmp_path / 'gsm8k_test.jsonl').touch()
-  assert 'fewshot_split' not in local_tasks(tmp_path)['gsm8k']
+  assert 'fewshot_split' not in suites.local_tasks(tmp_path)['gsm8k']
   (tmp_path / 'gsm8k_train.jsonl').touch()
-  assert local_tasks(tmp_path)['gsm8k']['fewshot_split'] == 'train'
+  assert suites.local_tasks(tmp_path)['gsm8k']['fewshot_split'] == 'train'
 
 
 def test_without_the_harness_its_extra_is_named(subject, monkeypatch):
   monkeypatch.setitem(sys.modules, 'lm_eval.evaluator', None)
   with pytest.raises(ImportError, match=r'\[harness\]'):
-    run_suite(subject, 'cerebras_gpt')
+    next(suites.score_suite(subject, 'cerebras_gpt'))
 
 
 def test_suites_are_those_of_the_papers():
-  cerebras, leaderboard = SUITES['cerebras_gpt'], SUITES['open_llm']
+  cerebras = suites.SUITES['cerebras_gpt']
+  leaderboard = suites.SUITES['open_llm']
   assert len(cerebras) == 7
   assert {(m.shots, m.metric, m.in_mean) for m in cerebras} == {
       (0, 'acc,none', True)

@@ -18,6 +18,7 @@ from experiments.scores import task_scores
 from experiments.scores import wikitext
 from spdf_jax import data
 from spdf_jax import evaluation
+from spdf_jax import extras
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax.data.tasks import Input
@@ -69,16 +70,16 @@ def test_special_tokens_are_encoded_by_the_settings(
   model = dataclasses.replace(model, tokenizer=tokenizer)
   settings = dataclasses.replace(GREEDY, special_tokens=True)
   found = [
-      task_scores.score_task(model, 'lambada', str(path), s)
+      list(task_scores.score_task(model, 'lambada', str(path), s))
       for s in (GREEDY, settings)
   ]
   assert [s[0].note for s in found] == ['1 items', '1 items; special tokens']
   assert found[0][1].value != found[1][1].value
   with pytest.raises(ValueError, match='special_tokens is set'):
-    task_scores.score_task(
+    next(task_scores.score_task(
         dataclasses.replace(model, tokenizer=data.ByteTokenizer()),
         'lambada', str(path), settings,
-    )
+    ))
 
 
 @pytest.mark.parametrize('limit, lines', [(None, 2), (1, 1)])
@@ -105,7 +106,7 @@ def test_texts_are_scored_by_their_protocols_and_parts(
   task = task_of_inputs('webnlg', {'test': inputs})
   monkeypatch.setattr(data, 'load_task', lambda name, path: task)
   settings = sheets.Settings(**vars(GREEDY) | {'generations': tmp_path})
-  found = task_scores.score_task(model, 'webnlg', 'files', settings)
+  found = list(task_scores.score_task(model, 'webnlg', 'files', settings))
   labels = {s.task for s in found}
   assert labels == {'webnlg', 'webnlg (seen)', 'webnlg (unseen)'}
   assert {s.protocol for s in found} == {'lora_webnlg', 'webnlg17'}
@@ -150,7 +151,7 @@ def test_equal_contexts_are_generated_once_and_written_for_each_input(
 
   monkeypatch.setattr(task_scores, 'answer', answer)
   settings = sheets.Settings(**vars(GREEDY) | {'generations': tmp_path})
-  found = task_scores.score_task(model, 'dart', 'files', settings)
+  found = list(task_scores.score_task(model, 'dart', 'files', settings))
   assert asked == ['two', 'one']
   assert {(s.protocol, s.note) for s in found if s.value is not None} == {
       ('dart', '3 inputs'), ('lora_webnlg', '2 inputs')
@@ -187,6 +188,25 @@ def test_files_of_all_tasks_are_read_before_the_first_is_scored(
     next(task_scores.score_tasks(model, tasks, GREEDY))
 
 
+def test_scores_of_a_suite_are_written_before_its_next_task_is_run(
+    model, tmp_path, monkeypatch
+):
+  def score_suite(*args, **kwargs):
+    yield suites.TaskScore('piqa', 0.5, items=8, chance=0.5)
+    raise ValueError('no more questions')
+
+  monkeypatch.setattr(suites, 'score_suite', score_suite)
+  monkeypatch.setattr(extras, 'require', lambda *args: None)
+  monkeypatch.setattr(language_models, 'open_hf', lambda path: model)
+  output = tmp_path / 'scores.json'
+  done = command.run(
+      'evaluate', '--hf=tiny', '--tasks=cerebras_gpt', f'--output={output}'
+  )
+  assert done.status and 'no more questions' in done.log
+  score, = json.loads(output.read_text())['scores']
+  assert (score['task'], score['value']) == ('piqa', 0.5)
+
+
 @pytest.mark.parametrize('changed, message', [
     ({'max_new_tokens': 31}, 'has 32 positions .* give at most 30'),
     ({'meteor_jar': 'no.jar'}, "meteor_jar is 'no.jar': METEOR needs no.jar"),
@@ -196,7 +216,7 @@ def test_settings_that_do_not_suit_are_refused_before_generation(
 ):
   settings = dataclasses.replace(GREEDY, **changed)
   with pytest.raises(ValueError, match=message):
-    task_scores.score_task(model, 'jsonl', 'none', settings)
+    next(task_scores.score_task(model, 'jsonl', 'none', settings))
 
 
 def test_answers_of_hu2021_end_at_a_token_of_a_blank_line(

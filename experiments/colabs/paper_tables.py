@@ -188,7 +188,7 @@ plot_distances(list(pairs), list(pairs.values()))
 settings = Settings()
 for workdir in workdirs.values():
   model = open_run(f'{workdir}@pretrain')
-  scores = score_task(model, 'validation', '', settings)
+  scores = list(score_task(model, 'validation', '', settings))
   (workdir / 'scores.json').write_text(
       json.dumps(to_json(model.name, scores, settings))
   )

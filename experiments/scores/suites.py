@@ -1,7 +1,6 @@
 """Suites of the harness: tasks, shots and metrics of published tables."""
 
-from collections.abc import Callable, Mapping, Sequence
-import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import os
 from pathlib import Path
 import re
@@ -48,37 +47,33 @@ SUITES: Mapping[str, tuple[Measure, ...]] = {
 """Suites by name."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SuiteScores:
-  """Scores of a model on a suite.
+class TaskScore(NamedTuple):
+  """Score of a model on one task of a suite.
 
   Attributes:
-    suite: Name of the suite.
-    values: Score of each task, 0 to 1; None where it was not measured.
-    items: Number of questions of each measured task.
-    chance: Expected score of random guessing, 0 to 1, of each multiple-choice
-      task.
-    mean: Mean over the tasks with `in_mean`; None unless all of them were
-      measured.
-    reasons: Reason for each task that was not measured.
+    task: Name of the task in the harness.
+    value: The score, 0 to 1; None where it was not measured.
+    items: Number of questions.
+    chance: Expected score of random guessing, 0 to 1; None if the task is not
+      multiple choice.
+    reason: Why the task was not measured; `''` if it was.
   """
 
-  suite: str
-  values: Mapping[str, float | None]
-  items: Mapping[str, int]
-  chance: Mapping[str, float]
-  mean: float | None
-  reasons: Mapping[str, str]
+  task: str
+  value: float | None
+  items: int = 0
+  chance: float | None = None
+  reason: str = ''
 
 
-def run_suite(
+def score_suite(
     subject: evaluation.Subject,
     suite: str,
     *,
     directory: str | os.PathLike[str] | None = None,
     limit: int | None = None,
-) -> SuiteScores:
-  """Evaluates a model on a suite.
+) -> Iterator[TaskScore]:
+  """Evaluates a model on the tasks of a suite, one after another.
 
   Args:
     subject: Model to evaluate.
@@ -88,8 +83,8 @@ def run_suite(
       harness, which downloads them.
     limit: Maximum number of questions of each task, for a trial; None: all.
 
-  Returns:
-    The scores.
+  Yields:
+    The score of each task.
 
   Raises:
     ImportError: lm-eval is not installed.
@@ -102,14 +97,10 @@ def run_suite(
   )
   tasks = None if directory is None else local_tasks(directory)
   model = evaluation.harness_model(subject)
-  values: dict[str, float | None] = {}
-  items: dict[str, int] = {}
-  chance: dict[str, float] = {}
-  reasons: dict[str, str] = {}
   for measure in measures:
     name = measure.task
     if tasks is not None and name not in tasks:
-      values[name], reasons[name] = None, f'{directory} has no file of {name}.'
+      yield TaskScore(name, None, reason=f'{directory} has no file of {name}.')
       continue
     found: dict[str, Any] = evaluator.simple_evaluate(
         model=model,
@@ -120,23 +111,36 @@ def run_suite(
         bootstrap_iters=0,
         log_samples=True,
     )
-    values[name] = float(found['results'][name][measure.metric])
-    items[name] = sum(
-        count['effective'] for count in found['n-samples'].values()
-    )
+    items = sum(count['effective'] for count in found['n-samples'].values())
     choices = [
         len(sample['arguments'])
         for task, samples in found['samples'].items() for sample in samples
         if _chooses(found['configs'][task])
     ]
-    if len(choices) == items[name]:
-      chance[name] = chance_level(choices)
-  wanted = [m.task for m in measures if m.in_mean]
-  counted = [x for x in map(values.get, wanted) if x is not None]
-  mean = (
-      sum(counted) / len(counted) if len(counted) == len(wanted) else None
-  )
-  return SuiteScores(suite, values, items, chance, mean, reasons)
+    yield TaskScore(
+        name, float(found['results'][name][measure.metric]), items,
+        chance_level(choices) if len(choices) == items else None,
+    )
+
+
+def suite_mean(suite: str, values: Mapping[str, float | None]) -> float | None:
+  """Returns the mean over the tasks of a suite that count in it.
+
+  Args:
+    suite: Name of the suite.
+    values: Score of each task, 0 to 1; None where it was not measured.
+
+  Returns:
+    The mean; None unless all of those tasks were measured.
+
+  Example:
+    >>> suite_mean('open_llm', {'hellaswag': 0.5})
+  """
+  counted = [values.get(m.task) for m in SUITES[suite] if m.in_mean]
+  measured = [value for value in counted if value is not None]
+  if len(measured) < len(counted):
+    return None
+  return sum(measured) / len(measured)
 
 
 def chance_level(choices: Sequence[int]) -> float:

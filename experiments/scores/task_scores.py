@@ -77,7 +77,7 @@ def parse_tasks(tasks: Sequence[str]) -> list[tuple[str, str]]:
 
 def score_tasks(
     model: LanguageModel, tasks: Sequence[str], settings: Settings
-) -> Iterator[list[Score]]:
+) -> Iterator[Score]:
   """Evaluates a model on tasks, one after another.
 
   Args:
@@ -86,7 +86,7 @@ def score_tasks(
     settings: Settings of generation and scoring.
 
   Yields:
-    The scores of each task.
+    Every score as soon as it is known.
 
   Raises:
     ValueError: a task is invalid, or the model or a setting does not suit it;
@@ -100,7 +100,7 @@ def score_tasks(
     _check_files(name, path)
   for name, path in named:
     logger.info('scoring %s', name)
-    yield score_task(model, name, path, settings)
+    yield from score_task(model, name, path, settings)
 
 
 def _check_files(name: str, path: str) -> None:
@@ -141,7 +141,7 @@ def _check(model: LanguageModel, name: str, settings: Settings) -> None:
 
 def score_task(
     model: LanguageModel, name: str, path: str, settings: Settings
-) -> list[Score]:
+) -> Iterator[Score]:
   """Evaluates a model on a task.
 
   Args:
@@ -154,7 +154,7 @@ def score_task(
       tasks (`''` downloads the files of a suite); unused by `'validation'`.
     settings: Settings of generation and scoring.
 
-  Returns:
+  Yields:
     The scores.
 
   Raises:
@@ -165,14 +165,13 @@ def score_task(
   _check(model, name, settings)
   # The corpus of a run is already encoded.
   if not settings.special_tokens or name == 'validation':
-    return list(score(model, name, path, settings))
+    yield from score(model, name, path, settings)
+    return
   model = dataclasses.replace(
       model, tokenizer=data.with_special_tokens(model.tokenizer)
   )
-  return [
-      found._replace(note=f'{found.note}; special tokens'.lstrip('; '))
-      for found in score(model, name, path, settings)
-  ]
+  for found in score(model, name, path, settings):
+    yield found._replace(note=f'{found.note}; special tokens'.lstrip('; '))
 
 
 def _scorer(name: str) -> Callable[..., Iterator[Score]]:
@@ -242,15 +241,14 @@ def _wikitext(
 def _suite(
     model: LanguageModel, name: str, path: str, settings: Settings
 ) -> Iterator[Score]:
-  found = suites.run_suite(
+  values = {}
+  for found in suites.score_suite(
       model.subject, name, directory=path or None, limit=settings.limit
-  )
-  for task, value in found.values.items():
-    note = found.reasons.get(task) or f'{found.items[task]:,} items'
-    yield Score(
-        task, name, 'accuracy', value, note, found.chance.get(task)
-    )
-  yield Score('mean', name, 'accuracy', found.mean)
+  ):
+    values[found.task] = found.value
+    note = found.reason or f'{found.items:,} items'
+    yield Score(found.task, name, 'accuracy', found.value, note, found.chance)
+  yield Score('mean', name, 'accuracy', suites.suite_mean(name, values))
 
 
 def _targets(
