@@ -5,8 +5,7 @@ import itertools
 import json
 import math
 
-from absl import flags
-from absl.testing import flagsaver
+import command
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,6 @@ import optax
 import pytest
 from sparse_params import make_sparse_params
 
-from experiments import benchmark
 from experiments.benchmarks import auto
 from experiments.benchmarks import compiled
 from experiments.benchmarks import decode
@@ -66,23 +64,20 @@ def measure_too_slow(repeats, rng):
 def toys(monkeypatch):
   monkeypatch.setitem(SUITES, 'toy', Suite(measure_toy, 9))
   monkeypatch.setitem(SUITES, 'too-slow', Suite(measure_too_slow, 9))
-  # It would change this process' logging for the tests that follow.
-  monkeypatch.setattr(benchmark.console, 'prepare', lambda: None)
 
 
 def run(**values):
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS.mark_as_parsed()
-  with flagsaver.flagsaver(**values):
-    return benchmark.main(['benchmark'])
+  return command.run(
+      'benchmark', *(f'--{name}={value}' for name, value in values.items())
+  )
 
 
 def test_table_and_output_have_the_machine_the_rows_and_their_verdicts(
-    capsys, tmp_path
+    tmp_path
 ):
   path = tmp_path / 'rows.json'
-  assert run(suite='toy', output=str(path), repeats=5) == 0
-  out = capsys.readouterr().out
+  status, out, _ = run(suite='toy', output=path, repeats=5)
+  assert status == 0
   assert 'processor' in out and 'jax' in out
   heading, *table = out.split('\n\n')[1].splitlines()
   assert [line.split()[:3] for line in table] == [
@@ -102,9 +97,9 @@ def test_table_and_output_have_the_machine_the_rows_and_their_verdicts(
 
 
 def test_only_a_target_missed_for_sure_exits_1(tmp_path):
-  assert run(suite='too-slow') == 1
+  assert run(suite='too-slow').status == 1
   path = tmp_path / 'rows.json'
-  assert run(suite='too-slow', repeats=1, output=str(path)) == 0
+  assert run(suite='too-slow', repeats=1, output=path).status == 0
   row, = json.loads(path.read_text())['rows']
   assert row['verdict'] == 'undecided' and row['low'] is row['high'] is None
 
@@ -116,15 +111,14 @@ def test_an_output_without_a_directory_is_refused_before_measuring(
     raise AssertionError('measured')
 
   monkeypatch.setitem(SUITES, 'toy', Suite(never, 1))
-  assert run(suite='toy', output=str(tmp_path / 'no' / 'rows.json')) == 1
-  assert run(suite='toy', output=str(tmp_path)) == 1
+  assert run(suite='toy', output=tmp_path / 'no' / 'rows.json').status == 1
+  assert run(suite='toy', output=tmp_path).status == 1
 
 
-def test_an_unknown_suite_names_the_nearest_and_exits_1(capsys, caplog):
-  assert run(suite='trainstep') == 1 and not capsys.readouterr().out
-  assert "suite 'trainstep' is unknown; did you mean 'train_step'" in (
-      caplog.text
-  )
+def test_an_unknown_suite_names_the_nearest_and_exits_1():
+  status, output, log = run(suite='trainstep')
+  assert status == 1 and not output
+  assert "suite 'trainstep' is unknown; did you mean 'train_step'" in log
 
 
 SUITES_OF_CASES = {
@@ -201,9 +195,9 @@ def test_the_gpu_suite_compares_masks_with_dense_steps(monkeypatch):
                 ].value == 0
 
 
-def test_the_gpu_suite_requests_a_gpu(caplog):
-  assert run(suite='gpu') == 1
-  assert 'needs a GPU, and jax uses a cpu' in caplog.text
+def test_the_gpu_suite_requests_a_gpu():
+  status, _, log = run(suite='gpu')
+  assert status == 1 and 'needs a GPU, and jax uses a cpu' in log
 
 
 def test_timed_steps_share_a_state_and_have_clock_and_gradients_of_their_own():
@@ -291,12 +285,10 @@ def test_the_decode_suite_compares_listed_models_with_dense_ones(monkeypatch):
   assert all(value > 0 for value in values.values())
 
 
-def test_without_pytorch_the_peers_are_skipped_with_a_warning(
-    monkeypatch, caplog
-):
+def test_without_pytorch_the_peers_are_skipped_with_a_warning(monkeypatch):
   monkeypatch.setattr(pytorch, 'is_installed', lambda: False)
-  assert run(suite='peers') == 0
-  assert caplog.messages == [pytorch.MISSING]
+  status, _, log = run(suite='peers')
+  assert status == 0 and log.strip() == pytorch.MISSING
 
 
 @pytest.mark.slow
