@@ -72,9 +72,7 @@ def test_a_killed_run_ends_bit_for_bit_the_same(
         if name:
           (tmp_path / name).write_text(script)
   monkeypatch.setenv('PYTHONPATH', str(tmp_path))
-  monkeypatch.setenv(
-      'XLA_FLAGS', f'--xla_force_host_platform_device_count={devices}'
-  )
+  monkeypatch.setenv('JAX_NUM_CPU_DEVICES', str(devices))
   if model:
     small = quickstart_runs.SMALL.items()
     monkeypatch.setattr(quickstart_runs, 'SMALL', {
