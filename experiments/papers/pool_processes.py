@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable, Sequence
 import concurrent.futures
+import functools
 import multiprocessing
 import os
 import signal
@@ -40,7 +41,7 @@ class PoolProgress:
   ):
     self._entries = entries
     self._workers = workers
-    self._work = work
+    self._work = functools.cache(work)
 
   def _arms(self, done: Done) -> dict[str, Arm]:
     """Returns the arm of each run that is known or expected, by name."""
