@@ -43,6 +43,7 @@ include_patterns = [
     'results/claims-blocks/table.md',
     'results/claims-density/table.md',
     'results/claims-flops/table.md',
+    'results/claims-flops-llama/table.md',
     'results/claims-llama/table.md',
     'results/quickstart/report.md',
     'results/claims-wide-blocks/table.md',
