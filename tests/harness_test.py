@@ -133,20 +133,18 @@ def direct_accuracy(subject, task, *, per_byte=False):
 
 @needs_harness
 def test_the_suite_of_cerebras_gpt_is_a_direct_computation(subject, offline):
-  scores = list(suites.score_suite(
+  *scores, mean = suites.score_suite(
       subject, 'cerebras_gpt', directory=data_path('lm_eval_tasks/data'),
       limit=LIMIT,
-  ))
+  )
   expected = {
       measure.task: direct_accuracy(subject, measure.task)
       for measure in suites.SUITES['cerebras_gpt']
   }
   values = {score.task: score.value for score in scores}
   assert values == pytest.approx(expected)
-  assert suites.suite_mean('cerebras_gpt', values) == pytest.approx(
-      np.mean(list(expected.values()))
-  )
-  assert {(score.items, score.reason) for score in scores} == {(LIMIT, '')}
+  assert mean.value == pytest.approx(np.mean(list(expected.values())))
+  assert {score.note for score in scores} == {f'{LIMIT} items'}
   # Read from the files: ARC has questions with three and five answers.
   chosen = {
       'arc_easy': ('arc_easy.jsonl', 'choices'),
@@ -169,13 +167,13 @@ def test_the_suite_of_cerebras_gpt_is_a_direct_computation(subject, offline):
 def test_the_leaderboard_names_what_is_missing(subject, offline, tmp_path):
   for name in ('arc_challenge.jsonl', 'winogrande.jsonl'):
     os.symlink(data_path('lm_eval_tasks/data', name), tmp_path / name)
-  scores = list(suites.score_suite(
+  *scores, mean = suites.score_suite(
       subject, 'open_llm', directory=tmp_path, limit=4
-  ))
-  measured = {s.task: s.value for s in scores if not s.reason}
-  assert measured.keys() == {'arc_challenge', 'winogrande'}
-  assert suites.suite_mean('open_llm', measured) is None
-  assert {s.task for s in scores if s.value is None} == {
+  )
+  measured = {s.task for s in scores if s.value is not None}
+  assert measured == {'arc_challenge', 'winogrande'}
+  assert (mean.task, mean.value) == ('mean', None)
+  assert {s.task for s in scores if 'has no file of' in s.note} == {
       'hellaswag', 'truthfulqa_mc2', 'mmlu', 'gsm8k'
   }
 

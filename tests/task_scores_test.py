@@ -192,7 +192,7 @@ def test_scores_of_a_suite_are_written_before_its_next_task_is_run(
     model, tmp_path, monkeypatch
 ):
   def score_suite(*args, **kwargs):
-    yield suites.TaskScore('piqa', 0.5, items=8, chance=0.5)
+    yield sheets.Score('piqa', 'cerebras_gpt', 'accuracy', 0.5)
     raise ValueError('no more questions')
 
   monkeypatch.setattr(suites, 'score_suite', score_suite)

@@ -6,6 +6,7 @@ from pathlib import Path
 import re
 from typing import Any, NamedTuple
 
+from experiments.scores.sheets import Score
 from spdf_jax import evaluation
 from spdf_jax import extras
 from spdf_jax import names
@@ -47,32 +48,13 @@ SUITES: Mapping[str, tuple[Measure, ...]] = {
 """Suites by name."""
 
 
-class TaskScore(NamedTuple):
-  """Score of a model on one task of a suite.
-
-  Attributes:
-    task: Name of the task in the harness.
-    value: The score, 0 to 1; None where it was not measured.
-    items: Number of questions.
-    chance: Expected score of random guessing, 0 to 1; None if the task is not
-      multiple choice.
-    reason: Why the task was not measured; `''` if it was.
-  """
-
-  task: str
-  value: float | None
-  items: int = 0
-  chance: float | None = None
-  reason: str = ''
-
-
 def score_suite(
     subject: evaluation.Subject,
     suite: str,
     *,
     directory: str | os.PathLike[str] | None = None,
     limit: int | None = None,
-) -> Iterator[TaskScore]:
+) -> Iterator[Score]:
   """Evaluates a model on the tasks of a suite, one after another.
 
   Args:
@@ -84,7 +66,9 @@ def score_suite(
     limit: Maximum number of questions of each task, for a trial; None: all.
 
   Yields:
-    The score of each task.
+    The accuracy of each task, whose value is None where there is no file, and
+    `'mean'` over those that count in the suite's mean, None unless all of them
+    were measured.
 
   Raises:
     ImportError: lm-eval is not installed.
@@ -97,10 +81,13 @@ def score_suite(
   )
   tasks = None if directory is None else local_tasks(directory)
   model = evaluation.harness_model(subject)
+  counted: list[float | None] = []
   for measure in measures:
     name = measure.task
     if tasks is not None and name not in tasks:
-      yield TaskScore(name, None, reason=f'{directory} has no file of {name}.')
+      note = f'{directory} has no file of {name}.'
+      yield Score(name, suite, 'accuracy', None, note)
+      counted += [None] * measure.in_mean
       continue
     found: dict[str, Any] = evaluator.simple_evaluate(
         model=model,
@@ -117,30 +104,13 @@ def score_suite(
         for task, samples in found['samples'].items() for sample in samples
         if _chooses(found['configs'][task])
     ]
-    yield TaskScore(
-        name, float(found['results'][name][measure.metric]), items,
-        chance_level(choices) if len(choices) == items else None,
-    )
-
-
-def suite_mean(suite: str, values: Mapping[str, float | None]) -> float | None:
-  """Returns the mean over the tasks of a suite that count in it.
-
-  Args:
-    suite: Name of the suite.
-    values: Score of each task, 0 to 1; None where it was not measured.
-
-  Returns:
-    The mean; None unless all of those tasks were measured.
-
-  Example:
-    >>> suite_mean('open_llm', {'hellaswag': 0.5})
-  """
-  counted = [values.get(m.task) for m in SUITES[suite] if m.in_mean]
+    value = float(found['results'][name][measure.metric])
+    chance = chance_level(choices) if len(choices) == items else None
+    yield Score(name, suite, 'accuracy', value, f'{items:,} items', chance)
+    counted += [value] * measure.in_mean
   measured = [value for value in counted if value is not None]
-  if len(measured) < len(counted):
-    return None
-  return sum(measured) / len(measured)
+  mean = sum(measured) / len(counted) if measured == counted else None
+  yield Score('mean', suite, 'accuracy', mean)
 
 
 def chance_level(choices: Sequence[int]) -> float:

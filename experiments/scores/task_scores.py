@@ -241,14 +241,9 @@ def _wikitext(
 def _suite(
     model: LanguageModel, name: str, path: str, settings: Settings
 ) -> Iterator[Score]:
-  values = {}
-  for found in suites.score_suite(
+  yield from suites.score_suite(
       model.subject, name, directory=path or None, limit=settings.limit
-  ):
-    values[found.task] = found.value
-    note = found.reason or f'{found.items:,} items'
-    yield Score(found.task, name, 'accuracy', found.value, note, found.chance)
-  yield Score('mean', name, 'accuracy', suites.suite_mean(name, values))
+  )
 
 
 def _targets(
