@@ -104,9 +104,10 @@ setup(
         'quickstart': _QUICKSTART,
         'notebooks': _NOTEBOOKS,
         'dev': [
-            *_DOCS,
+            *_QUICKSTART,
             *_HF,
             *_PREPARE,
+            'equinox>=0.13',
             'tensorboardX',
             'flatbuffers',
             'hypothesis',

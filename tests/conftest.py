@@ -17,6 +17,7 @@ for name, value in dict(
     PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
     PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='-1',
     DISABLE_MOST_OPTIMIZATIONS='true',
+    TRACEBACK_IN_LOCATIONS_LIMIT='0',
 ).items():
   os.environ.setdefault(f'JAX_{name}', value)
 # Without optimizations XLA:CPU compiles in 60 % of the time if it does not use

@@ -22,7 +22,7 @@ def rows(**changes):
   ]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_sparse_mup_keeps_the_changes_that_density_otherwise_shrinks():
   ratio = {}
   for name in ('standard', 'sparse-mup'):
@@ -34,7 +34,7 @@ def test_sparse_mup_keeps_the_changes_that_density_otherwise_shrinks():
   assert 0.75 < ratio['sparse-mup'] < 1.5
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_logits_of_targets_change_equally_at_all_widths():
   narrow, wide = (
       coordinate_check.measure(CONFIG, 'sparse-mup', width, [1.0], BASE, 1)

@@ -18,7 +18,7 @@ def test_the_rise_is_the_highest_loss_over_the_mean_before():
   )
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_revived_weights_take_smaller_steps_with_their_own_age(tmp_path):
   found = command.run(
       'dense_transition', f'--output={tmp_path}', '--seeds=1', '--steps=40',

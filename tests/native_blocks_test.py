@@ -245,7 +245,7 @@ def test_bits_are_equal_for_any_number_of_threads(dtype):
 def check_avx2():
   """Runs in a child process."""
   assert native.kernels() == 'avx2'
-  for seed in range(12):
+  for seed in range(4):
     check(Draw(seed, dtype='float32'))
   check_large('float32', *LARGE)
   test_sums_have_one_order_whether_packed_or_alone('float32')
@@ -274,7 +274,8 @@ def emulating(tmp_path_factory):
   compiler = folder / 'compiler'
   compiler.write_text(
       f'#!/bin/sh\nexec {library.find_compiler()} -DSPDF_TILES_PERMITTED=1 '
-      f"'-DSPDF_EMULATED_TILES=\"{EMULATION}\"' \"$@\" -O1\n"
+      f"'-DSPDF_EMULATED_TILES=\"{EMULATION}\"' \"$@\" "
+      '$(case "$*" in *blocks.cc*) echo -O1;; *) echo -O0;; esac)\n'
   )
   compiler.chmod(0o755)
   return {
@@ -302,7 +303,7 @@ def check_emulated(seeds):
 
 @pytest.mark.process
 def test_tiles_compute_what_numpy_does_within_derived_bounds(emulating):
-  code = 'import native_blocks_test as test; test.check_emulated(range(12))'
+  code = 'import native_blocks_test as test; test.check_emulated(range(4))'
   assert 'emulated' in start_child(code, **emulating)
 
 

@@ -319,8 +319,9 @@ def test_tiles_that_cannot_be_used_are_logged_once(
     pytest.skip('there are no kernels of bfloat16 here')
   fails = 'case "$*" in *-mamx*) echo "error: no AMX" >&2; exit 1;; esac; '
   compiler = write_script(tmp_path / 'compiler', (
-      f'{fails if reason == "not compiled" else ""}exec {quick_compiler} '
-      f'-DSPDF_TILES_PERMITTED={int(reason != "refused")} "$@"'
+      f'{fails if reason == "not compiled" else ""}case "$*" in *handlers*) '
+      f'set -- -DSPDF_TILES_PERMITTED={int(reason != "refused")} "$@";; esac; '
+      f'exec {quick_compiler} "$@"'
   ))
   code = MULTIPLY.replace('DTYPE', '"bfloat16"').replace(
       'native.is_available()', 'native.has_matrix_unit()'

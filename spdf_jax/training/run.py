@@ -124,7 +124,7 @@ class Run:
     matmul.check_devices(config.matmul, mesh.size)
     matmul.dense_apply(config.matmul, model)  # Checks the user's own model.
     where = model.where
-    init = functools.partial(_init_params, model, config.seed)
+    init = jax.jit(functools.partial(_init_params, model, config.seed))
     params = jax.eval_shape(init)
     parameters = _number_of_parameters(params)
     begins = workdir is None or not workdirs.saved_steps(workdir)
@@ -162,7 +162,7 @@ class Run:
       )
       storage.check_storage(config, plan, mesh)
     run = cls(
-        config, model, plan, corpus, task, sources, jax.jit(init),
+        config, model, plan, corpus, task, sources, init,
         _workdir=None if workdir is None else pathlib.Path(workdir),
     )
     _ = run._width_multiplier  # Checks the base width.

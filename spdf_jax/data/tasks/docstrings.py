@@ -2,7 +2,8 @@
 """A task from Python signatures to the first lines of their docstrings."""
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+import functools
 import warnings
 
 from spdf_jax.data import stdlib
@@ -12,6 +13,7 @@ from spdf_jax.data.tasks.task import Task
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@functools.cache
 def python_docstrings() -> Task:
   """Reads the task of writing the first line of a docstring, given a signature.
 
@@ -86,8 +88,9 @@ def docstring_pairs(module: str, text: str) -> list[Pair]:
 def _functions(
     node: ast.AST, path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], _Function]]:
-  children: Iterable[ast.AST] = ast.iter_child_nodes(node)
-  for child in children:
+  for child in ast.iter_child_nodes(node):
+    if isinstance(child, ast.expr):
+      continue  # Expressions contain no definitions.
     inner = path
     if isinstance(child, _Function | ast.ClassDef):
       inner = (*path, child.name)
