@@ -109,7 +109,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize('algorithm', [
+ERK = [
     spdf.static(0.8, distribution='erk'),
     spdf.rigl(0.8, update_every=1, update_until=9, distribution=spdf.erk),
     spdf.join([spdf.dense(), spdf.static(0.8, distribution='erk')], [1]),
@@ -117,8 +117,12 @@ PUBLISHED = {
         {'all': spdf.sparse_evolution(
             0.8, update_every=1, update_until=9, distribution='erk')},
         [('*', 'all')]),
-], ids=['static', 'rigl', 'join', 'partition'])
-@pytest.mark.parametrize('layers', [0, 2])
+]
+
+
+@pytest.mark.parametrize('algorithm, layers', [
+    *((algorithm, 0) for algorithm in ERK), (ERK[0], 2)
+], ids=['static', 'rigl', 'join', 'partition', 'static-stacked'])
 def test_erk_counts_the_sizes_of_kernels(algorithm, layers):
   where = spdf.where.convolutions
   where = spdf.where.stacked(where) if layers else where

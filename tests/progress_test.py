@@ -137,6 +137,7 @@ def test_terminals_and_notebooks_have_one_line_that_is_overwritten(kind):
   assert line.update(0.5, 120).endswith('\n')
 
 
+@pytest.mark.slow
 def test_ipykernel_names_its_streams_as_is_assumed():
   iostream = pytest.importorskip('ipykernel.iostream')
   assert iostream.OutStream.__module__ == Notebook.__module__

@@ -69,7 +69,7 @@ console.start(main)
 def launch(tmp_path_factory):
   """Names of frames below `main` at a step, and numbers of calls."""
   workdir = tmp_path_factory.mktemp('line') / 'run'
-  fields = SMALL | {'phases.order': "('pretrain',)"}
+  fields = SMALL | {'phases.order': "('pretrain',)", 'data.task': ''}
   done = subprocess.run(
       [
           sys.executable, '-c', LAUNCH, f'--workdir={workdir}',
