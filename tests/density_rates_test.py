@@ -25,7 +25,7 @@ def test_the_star_is_at_the_best_mean_over_seeds():
   assert star.get_xydata().tolist() == [[2e-3, 2.5]]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_command_continues_where_it_stopped(tmp_path):
   run = lambda: command.run(
       'density_rates', f'--output={tmp_path}', '--densities=.25',
