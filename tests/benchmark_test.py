@@ -249,14 +249,14 @@ def test_native_suites_compare_every_sparsity_with_dense(monkeypatch):
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
 @pytest.mark.process
 def test_the_auto_suite_covers_both_sides_of_the_crossover(monkeypatch):
-  monkeypatch.setattr(auto, 'SPARSITIES', (0.1,))
+  monkeypatch.setattr(auto, 'SPARSITIES', (0.1, 0.99))
   kernels = processor.vendor(), native.kernels()
   monkeypatch.setitem(crossovers.MEASURED, kernels, 0.75)
   rows = [*auto.measure_width(64, 'float32', 1, np.random.default_rng(0))]
-  assert [row.metric[:3] for row in rows] == ['0% ', '76%']
+  assert [row.metric[:3] for row in rows] == ['0% ', '76%', '99%']
   assert all(row.value > 0 and row.target == auto.LEAST for row in rows)
   ax, _ = auto.plot(rows).axes
-  assert [x for line in ax.lines[:2] for x in line.get_xdata()] == [76, 0]
+  assert [x for line in ax.lines[:2] for x in line.get_xdata()] == [76, 99, 0]
   monkeypatch.setitem(crossovers.MEASURED, kernels, crossovers.NEVER)
   row, = auto.measure_width(64, 'float32', 1, np.random.default_rng(0))
   assert row.metric.startswith('0% ')

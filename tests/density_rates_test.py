@@ -28,13 +28,13 @@ def test_the_star_is_at_the_best_mean_over_seeds():
 @pytest.mark.slow
 def test_the_command_continues_where_it_stopped(tmp_path):
   run = lambda: command.run(
-      'density_rates', f'--output={tmp_path}', '--densities=.25',
+      'density_rates', f'--output={tmp_path}', '--densities=1,.25',
       '--rates=2e-3', '--steps=20', '--width=32',
   )
   assert run().status == 0
   rows = json.loads((tmp_path / 'rates.json').read_text())
-  assert len(rows) == 2 and all(4 < r['loss'] < 7.2 for r in rows)
+  assert len(rows) == 4 and all(4 < r['loss'] < 7.2 for r in rows)
   assert (tmp_path / 'rates.png').exists()
-  (tmp_path / 'rates.json').write_text(json.dumps(rows[:1]))
+  (tmp_path / 'rates.json').write_text(json.dumps(rows[:3]))
   assert run().output.count('density') == 1
   assert json.loads((tmp_path / 'rates.json').read_text()) == rows

@@ -245,7 +245,7 @@ def test_bits_are_equal_for_any_number_of_threads(dtype):
 def check_avx2():
   """Runs in a child process."""
   assert native.kernels() == 'avx2'
-  for seed in range(4):
+  for seed in range(12):
     check(Draw(seed, dtype='float32'))
   check_large('float32', *LARGE)
   test_sums_have_one_order_whether_packed_or_alone('float32')
@@ -303,7 +303,7 @@ def check_emulated(seeds):
 
 @pytest.mark.process
 def test_tiles_compute_what_numpy_does_within_derived_bounds(emulating):
-  code = 'import native_blocks_test as test; test.check_emulated(range(4))'
+  code = 'import native_blocks_test as test; test.check_emulated(range(12))'
   assert 'emulated' in start_child(code, **emulating)
 
 
