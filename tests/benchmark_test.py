@@ -247,7 +247,7 @@ def test_native_suites_compare_every_sparsity_with_dense(monkeypatch):
 
 
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
-@pytest.mark.process
+@pytest.mark.slow
 def test_the_auto_suite_covers_both_sides_of_the_crossover(monkeypatch):
   monkeypatch.setattr(auto, 'SPARSITIES', (0.1, 0.99))
   kernels = processor.vendor(), native.kernels()

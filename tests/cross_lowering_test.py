@@ -34,15 +34,19 @@ ALGORITHMS = {
     ), **TIMES),
 }
 PLATFORMS = ('cuda', 'rocm', 'tpu')
-IN_DEFAULT_TIER = {('rigl', 'cuda', 1), ('generating', 'cuda', 1)}
 
 
-def cases(names):
-  """Returns all cases of programs, of which few are in the default tier."""
+def cases(names, main):
+  """Returns all cases of programs; most, but of `main`, are slow."""
+
+  def tier(name, *target):
+    if name == main:
+      return () if target == ('cuda', 1) else pytest.mark.ci
+    return pytest.mark.ci if target == ('cuda', 8) else pytest.mark.slow
+
   return [
-      pytest.param(
-          *case, marks=() if case in IN_DEFAULT_TIER else pytest.mark.ci
-      ) for case in itertools.product(names, PLATFORMS, (1, 8))
+      pytest.param(*case, marks=tier(*case))
+      for case in itertools.product(names, PLATFORMS, (1, 8))
   ]
 
 
@@ -147,7 +151,9 @@ def assert_is_of(platform, found, devices):
   assert not gathers_of_masks(text)
 
 
-@pytest.mark.parametrize('algorithm, platform, devices', cases(ALGORITHMS))
+@pytest.mark.parametrize(
+    'algorithm, platform, devices', cases(ALGORITHMS, 'rigl')
+)
 def test_a_training_step_is_lowered(algorithm, platform, devices):
   found = exported(step(make_run(algorithm, devices)), platform)
   assert_is_of(platform, found, devices)
@@ -159,7 +165,7 @@ def test_histograms_rank_weights_on_cpus_only():
 
 
 @pytest.mark.parametrize('name, platform, devices', cases(
-    ['evaluation', 'generating', 'optimizer']
+    ['evaluation', 'generating', 'optimizer'], 'generating'
 ))
 def test_evaluation_generation_and_optimizers_are_lowered(
     name, platform, devices

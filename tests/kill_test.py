@@ -28,6 +28,7 @@ def start(workdir, dtype):
   return start_command(
       'experiments.train', '--config=configs/quickstart.py',
       f'--workdir={workdir}', f'--config.model.dtype={dtype}',
+      data__task='jsonl', data__task_dir=str(workdir.parent),
   )
 
 
@@ -75,6 +76,10 @@ def files_in(folder):
 def test_a_run_killed_in_every_phase_ends_bit_for_bit_the_same(tmp_path, dtype):
   pytest.importorskip('sacrebleu')
   prepare_corpus('python-stdlib', tokenizer='bytes', cache_dir=CACHE)
+  for split in ('train', 'validation', 'test'):
+    (tmp_path / f'{split}.jsonl').write_text(''.join(
+        f'{{"context": "{i}", "target": "{split} {i}"}}\n' for i in range(96)
+    ))
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'
   uninterrupted = start(whole, dtype)
   rng = random.Random(2)

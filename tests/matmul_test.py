@@ -64,10 +64,8 @@ def losses(algorithm, sparse_steps, steps=12, model=MODEL):
 
 
 @needs_kernels
-@pytest.mark.parametrize(
-    'algorithm', [sparsity.rigl(0.75, **TIMES)], ids=['rigl']
-)
-def test_losses_and_weights_are_those_of_dense_products(algorithm):
+def test_losses_and_weights_are_those_of_dense_products():
+  algorithm = sparsity.rigl(0.75, **TIMES)
   sparse = training.sparse_steps('native', MODEL, tokens=128)
   found, state = losses(algorithm, sparse)
   wanted, reference = losses(algorithm, None)

@@ -29,7 +29,6 @@ def run(script, tmp_path):
   environment = os.environ | {
       'HOME': str(tmp_path),  # where corpora are cached
       'MPLBACKEND': 'Agg',
-      'PYTHONDONTWRITEBYTECODE': '1',
       'PYTHONPATH': os.pathsep.join(filter(None, path)),
       'TMPDIR': str(tmp_path),
   }

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import slow_except
 
 from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import one_shot
@@ -114,7 +115,9 @@ def check_counts(mask, sparsity):
   counts.check_counts({'w': mask}, {'w': sparsity}, structure)
 
 
-@pytest.mark.parametrize('seed', range(len(LAYERS)))
+@pytest.mark.parametrize(
+    'seed', slow_except([0, 3, 6, 8, 10], range(len(LAYERS)))
+)
 def test_masks_and_weights_are_those_of_the_papers(seed):
   w, x, sparsity = draw_layer(seed)
   with jax.enable_x64(True):

@@ -65,10 +65,7 @@ def start_command(module, *args, **overrides) -> subprocess.Popen:
           *(f'--config.{k}={v}' for k, v in (SMALL | dotted).items()),
       ],
       cwd=ROOT,
-      env=os.environ | {
-          'PYTHONPATH': os.pathsep.join(filter(None, path)),
-          'PYTHONDONTWRITEBYTECODE': '1',
-      },
+      env=os.environ | {'PYTHONPATH': os.pathsep.join(filter(None, path))},
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,

@@ -38,8 +38,7 @@ DATA = {'corpus': 'abc', 'task': 'def'}
 def command(folder, *flags):
   path = [str(ROOT), os.environ.get('PYTHONPATH')]
   environment = os.environ | {
-      'PYTHONPATH': os.pathsep.join(filter(None, path)),
-      'PYTHONDONTWRITEBYTECODE': '1',
+      'PYTHONPATH': os.pathsep.join(filter(None, path))
   }
   environment.pop('SPDF_DATA', None)
   return subprocess.Popen(
