@@ -26,6 +26,19 @@ def bucket_class():
   fsspec = pytest.importorskip('fsspec')
   from fsspec.implementations.local import LocalFileSystem
 
+  class Object(io.BytesIO):
+    """An object that is written as a whole."""
+
+    def __init__(self, path):
+      super().__init__()
+      self._path = path
+
+    def close(self):
+      if not self.closed:
+        with files.replacing(self._path) as temporary:
+          temporary.write_bytes(self.getvalue())
+      super().close()
+
   class Bucket(LocalFileSystem):
     """Folders as buckets, which records the names of the files it opens."""
 
@@ -37,9 +50,11 @@ def bucket_class():
     def _strip_protocol(cls, path):
       return str(path).replace('s3://', f'{cls.root}/', 1)
 
-    def _open(self, path, *args, **kwargs):
+    def _open(self, path, mode='rb', **kwargs):
       self.opened.append(pathlib.Path(path).name)
-      return super()._open(path, *args, **kwargs)
+      if mode == 'wb':
+        return Object(self._strip_protocol(path))
+      return super()._open(path, mode, **kwargs)
 
   fsspec.register_implementation('s3', Bucket, clobber=True)
   return Bucket
