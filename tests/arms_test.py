@@ -14,6 +14,7 @@ from quickstart_runs import CACHE
 
 from experiments import papers
 from experiments.launch.grid import points
+from experiments.papers import flops_scatter
 from experiments.papers import pool_worker
 from experiments.papers import scales
 from experiments.papers.arm_configs import create_config
@@ -468,6 +469,18 @@ def test_arms_of_equal_flops_differ_by_less_than_2_percent(scale, size):
   assert cost(equal) == pytest.approx(cost(sparse), rel=1e-3)
   assert cost(small) == pytest.approx(cost(sparse), rel=0.02)
   assert scale.steps(small) == scale.steps(sparse)
+
+
+def test_panels_of_a_figure_share_their_axis_of_flops():
+  pytest.importorskip('matplotlib')
+  run = {'validation/loss': 2.0, 'test/bleu': 20.0, 'flops': 1e12}
+  figure = flops_scatter.plot_flops(scales.SCALES['flops-llama'], {
+      scales.DENSE: {1: run | {'flops': 2e12}}, scales.STATIC_75: {1: run},
+      scales.tuned(scales.STATIC_75, 'e2e'): {1: run},
+  })
+  losses, bleu = figure.axes
+  assert bleu.get_xlim() == losses.get_xlim()
+  assert losses.get_xlim()[1] > 2e12 > 1e12 > losses.get_xlim()[0]
 
 
 @pytest.mark.parametrize('module', [

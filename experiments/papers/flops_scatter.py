@@ -49,8 +49,8 @@ def plot_flops(
       and scale.sizes[arm.size].rotary == scale.sizes[''].rotary
   ]
   tasks = dict.fromkeys(arm.task for arm in shown if arm.task)
-  figure = style.new_figure(5.5 * (1 + len(tasks)), 3.8)
-  panels = figure.subplots(1, 1 + len(tasks), squeeze=False)[0]
+  figure = style.new_figure(4.5 * (1 + len(tasks)), 3.8)
+  panels = figure.subplots(1, 1 + len(tasks), sharex=True, squeeze=False)[0]
   widths = sorted({scale.sizes[arm.size].width for arm in shown})
   markers = dict(zip(widths, _MARKERS))
   for ax, task in zip(panels, ('', *tasks)):
