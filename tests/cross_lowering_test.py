@@ -37,7 +37,7 @@ PLATFORMS = ('cuda', 'rocm', 'tpu')
 
 
 def cases(names, main):
-  """Returns all cases of programs; most, but of `main`, are slow."""
+  """Returns all cases of programs; most are slow, those of `main` are not."""
 
   def tier(name, *target):
     if name == main:
