@@ -10,21 +10,6 @@ from experiments.papers.arms import Arm
 from experiments.papers.pool import Job
 from experiments.papers.scale import Scale
 
-TUNING_EVALUATIONS = 8
-"""Evaluations of a fine-tuning, of which the best decides its checkpoint."""
-
-AGES = {'age': 0, 'age-warmup': 1}
-"""Stages with ages of weights, without or with a warm-up of revived ones."""
-
-STRUCTURES = {
-    name: dict(structure='block', inputs=side, outputs=side, balanced=balanced)
-    for name, side, balanced in (
-        ('blocks-8', 8, True), ('blocks-16', 16, True), ('blocks-32', 32, True),
-        ('unbalanced-32', 32, False),
-    )
-}
-"""Square blocks; columns of blocks keep equally many, or as they happen to."""
-
 
 def create_config(
     job: Job, scale: Scale, corpus: str, tasks: str
@@ -41,7 +26,7 @@ def create_config(
     The config.
   """
   arm = job.arm
-  config = scale.base_config(arm.size)
+  config = scale.base_config(arm.size, scale.tune_length if arm.task else None)
   config.seed = job.seed
   # Another number of micro-batches changes rounding errors and nothing else.
   config.micro_batches = 2 * scale.micro_batches if job.again else (
@@ -59,21 +44,10 @@ def create_config(
   if arm.task:
     config.data.update(task='jsonl', task_dir=f'{tasks}/{arm.task}')
     phases = {'finetune': _finetuning(scale, job)}
-    if scale.scored:
-      config.eval_every = max(scale.steps(arm) // TUNING_EVALUATIONS, 1)
   else:
     config.phase_defaults.batch_size = scale.batch(arm.size)
     config.phase_defaults.learning_rate.peak = job.point.get('rate', 1.0)
     phases = _pretraining(scale, job)
-    stage = job.point.get('stage', arm.stage)
-    if stage in AGES:
-      config.revival_warmup = AGES[stage] * _warmup(scale.steps(arm) // 6)
-    if arm.mup:
-      config.parameterization.update(
-          name='sparse-mup', base_width=scale.sizes[''].width, base_density=1.0
-      )
-    if scale.sizes[arm.size].rotary:
-      config.eval_every = max(scale.steps(arm) // 10, 1)  # for gate G5
   common.set_phases(config, **phases)
   return config
 
@@ -93,8 +67,6 @@ def _finetuning(scale: Scale, job: Job) -> dict[str, Any]:
     phase['algorithm'] = dict(
         name='static', sparsity=job.arm.sparsity, init='magnitude'
     )
-  if scale.scored:
-    phase['early_stop'] = dict(metric=arms.TUNED)
   return phase
 
 
@@ -102,8 +74,7 @@ def _pretraining(scale: Scale, job: Job) -> dict[str, dict[str, Any]]:
   """Returns the phases of an arm that reads the corpus, by name."""
   arm, steps = job.arm, scale.steps(job.arm)
   if arm.method == 'variable':
-    stage = job.point.get('stage', arm.stage)
-    return _variable(arm, steps, job.point['rate'], stage)
+    return _variable(arm, steps, job.point['rate'], job.point['stage'])
   if arm.method in arms.ROUNDS:
     return _rounds(arm, scale)
   return {'pretrain': _of_length(steps, _algorithm(arm))}
@@ -114,8 +85,15 @@ def _algorithm(arm: Arm) -> dict[str, Any]:
   if arm.method in ('init', 'dense'):
     return dict(name='dense')
   algorithm: dict[str, Any] = dict(name=arm.method, sparsity=arm.sparsity)
-  if arm.structure:
-    algorithm['structure'] = STRUCTURES[arm.structure]
+  if arm.method == 'gmp':
+    # The schedule of Frantar et al. 2023, appendix A.
+    rise = dict(
+        schedule='cubic', initial=0.0, final=arm.sparsity, start='25%',
+        steps='50%'
+    )
+    return dict(
+        name='gmp', sparsity=rise, update_from='25%', update_until='75%'
+    )
   if arm.method == 'granet':
     # The post defines GraNet as RigL with rising sparsity.
     rise = dict(schedule='cubic', initial=0.5, final=arm.sparsity, steps='75%')
@@ -130,9 +108,9 @@ def _algorithm(arm: Arm) -> dict[str, Any]:
 def _variable(
     arm: Arm, steps: int, rate: float, stage: str | float
 ) -> dict[str, dict[str, Any]]:
-  """Returns a sparse phase of 5/6 of the steps and a dense phase."""
-  dense = steps // 6
-  if stage == 'continue' or stage in AGES:
+  """Returns a sparse phase, and a dense phase for the last steps."""
+  dense = int(steps * arm.dense_share)
+  if stage == 'continue':
     dense_rate: dict[str, Any] = dict(schedule='continue')
   else:
     dense_rate = dict(peak=stage * rate, warmup=f'{_warmup(dense)} steps')

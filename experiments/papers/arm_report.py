@@ -24,7 +24,7 @@ def measured(
     again: Whether the outcomes are those of repetitions.
 
   Returns:
-    Outcomes of the chosen points, without seeds that only tune rates.
+    Outcomes of the chosen points, on the seeds that arms are measured on.
 
   Example:
     >>> from experiments.papers.arms import Arm
@@ -35,13 +35,13 @@ def measured(
   """
   found: dict[Any, dict[int, Outcome]] = {}
   chosen = pool.choose_all(entries, done)
-  for entry in entries:
+  for entry in {entry.arm: entry for entry in entries}.values():
     point = chosen[entry.arm]
     if point is None:
       continue
     names = {
         seed: Job(entry.arm, point, seed, again=again).name
-        for seed in range(1, entry.seeds + 1)
+        for seed in entry.judging_seeds
     }
     outcomes = {s: done[name] for s, name in names.items() if name in done}
     if outcomes:

@@ -1,12 +1,10 @@
 """Arms: the ways to train that an experiment compares."""
 
 import dataclasses
+from fractions import Fraction
 
 PRETRAINED, TUNED = 'validation/loss', 'target/loss'
 """Metrics that arms are chosen and compared by, in nats."""
-
-SCORED, SCORED_BLEU = 'test/loss', 'test/bleu'
-"""Metrics of fine-tuned models on whole test splits, in nats and in points."""
 
 ROUNDS = ('pruned', 'longer')
 """Methods that continue the training of a dense model in rounds."""
@@ -18,10 +16,11 @@ class Arm:
 
   Attributes:
     method: `'init'` (initial weights), `'dense'`, `'static'`, `'set'`,
-      `'rigl'`, `'granet'`, `'variable'` (sparse, then dense), `'pruned'`
-      (rounds of iterative pruning of a dense model) or `'longer'` (the same
-      rounds without pruning).
-    sparsity: Fraction of zeros; for `'variable'`, before the dense stage.
+      `'rigl'`, `'granet'`, `'gmp'` (gradual pruning), `'variable'` (sparse,
+      then dense), `'pruned'` (rounds of iterative pruning of a dense model) or
+      `'longer'` (the same rounds without pruning).
+    sparsity: Fraction of zeros; for `'variable'`, before the dense stage; for
+      `'gmp'`, at the end.
     size: Name of a size of the scale; `''` is the main one.
     task: Name of a task that the pre-trained arm is fine-tuned on; `''`: the
       arm is a pre-training.
@@ -30,12 +29,7 @@ class Arm:
       is tuned.
     flops_of: Arm whose pre-training FLOPs this one trains on, in steps of its
       own; `None`: it reads as many tokens as its size demands.
-    stage: Learning rate of the dense stage of `'variable'`, as in
-      `Scale.stages`; `None`: the best of those, by the loss.
-    mup: Whether the parameterization is sparse muP, of which a dense model of
-      the main size is the base, rather than the standard one.
-    structure: Structure of the mask of `'static'`, one of
-      `arm_configs.STRUCTURES`; `''`: zeros anywhere.
+    dense_share: Share of the steps of `'variable'` that its dense stage takes.
 
   Example:
     >>> tuned = Arm('static', 0.75, size='small', task='task')
@@ -50,9 +44,7 @@ class Arm:
   sparse_tuning: bool = False
   rate_of: 'Arm | None' = None
   flops_of: 'Arm | None' = None
-  stage: str | float | None = None
-  mup: bool = False
-  structure: str = ''
+  dense_share: Fraction = Fraction(1, 6)
 
   @property
   def folder(self) -> str:
@@ -61,9 +53,8 @@ class Arm:
         self.method
         + (f'-{100 * self.sparsity:g}' if self.sparsity else '')
         + (f'-at-{self.flops_of.kind}' if self.flops_of else '')
-        + (f'-{self.stage}' if self.stage else '')
-        + ('-mup' if self.mup else '')
-        + (f'-{self.structure}' if self.structure else '')
+        + (f'-dense-{float(self.dense_share):g}'
+           if self.dense_share != Arm.dense_share else '')
         + (f'_{self.size}' if self.size else '')
         + (f'+{self.task}' if self.task else '')
         + ('-sparse' if self.sparse_tuning else '')
@@ -83,7 +74,7 @@ class Arm:
       return dataclasses.replace(
           self, task='', sparse_tuning=False, rate_of=None
       )
-    if self.method == 'init' or self.mup:  # Which scales initial weights.
+    if self.method == 'init':
       return None
     return Arm('dense' if self.method in ROUNDS else 'init', size=self.size)
 

@@ -38,8 +38,7 @@ def plot_claims(
     point per seed and a line at their mean; on the right, the comparisons,
     colored by whether their interval is inside, across or outside the margin,
     a tick at each margin, and the verdict of each claim. Claims in perplexity
-    and in BLEU are left out, because their differences are several times those
-    in nats.
+    are left out, because their differences are several times those in nats.
 
   Raises:
     ImportError: matplotlib is not installed.
@@ -52,7 +51,7 @@ def plot_claims(
   """
   findings = [
       f for f in findings
-      if claims.unit_of(f.claim) not in (claims.PERPLEXITIES, claims.BLEU)
+      if claims.unit_of(f.claim) != claims.PERPLEXITIES
   ]
   shown = [
       entry.arm for entry in entries

@@ -1,11 +1,16 @@
 """Report of claims: tables, and the numbers behind them as JSON."""
 
+import collections
 from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
 from experiments.papers import claims
+from experiments.papers import paired
+from experiments.papers.arms import Arm
+from experiments.papers.claims import Claim
 from experiments.papers.claims import Finding
+from experiments.papers.claims import LEVEL
 from experiments.papers.gates import Gate
 from spdf_jax.runs import markdown
 
@@ -21,8 +26,7 @@ def format_claims(findings: Sequence[Finding]) -> str:
     its corrected p-value and verdict.
 
   Example:
-    >>> from experiments.papers.arms import Arm
-    >>> from experiments.papers.claims import better, Claim, judge
+    >>> from experiments.papers.claims import better, judge
     >>> a, b = Arm('dense'), Arm('static', 0.5)
     >>> claim = Claim('a', 'b is better', '', (better(b, a, 'loss'),))
     >>> runs = {a: {1: {'loss': 2.0}}, b: {1: {'loss': 1.5}}}
@@ -64,6 +68,54 @@ def format_claims(findings: Sequence[Finding]) -> str:
   ]
   return markdown.markdown_table(
       ['claim', 'comparison', *numbers, 'verdict'], rows, numbers=numbers
+  )
+
+
+def format_power(
+    claims: Sequence[Claim], seeds: Mapping[Arm, int]
+) -> str:
+  """Formats a table of the power of each claim, calculated before its runs.
+
+  The level is that of the first step of Holm's correction in the claim's
+  family, one-sided.
+
+  Args:
+    claims: All claims of a scale; those without `expected` are left out.
+    seeds: Number of judging seeds of each arm.
+
+  Example:
+    >>> from experiments.papers.claims import better, Expected
+    >>> a, b = Arm('dense'), Arm('static', 0.5)
+    >>> claim = Claim('a', '', '', (better(b, a, 'loss', 0.02),),
+    ...               expected=Expected(0.0, 0.0134, 'a pilot'))
+    >>> print(format_power([claim], {a: 12, b: 12}))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    | claim | expected | margin | deviation | seeds | power | seeds for 0.9 |
+    source |
+    | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |
+    | a | +0.000 | 0.02 | 0.0134 | 12 | 1.00 | 7 | a pilot |
+  """
+  sizes = collections.Counter(claim.family for claim in claims)
+  rows = []
+  for claim in claims:
+    if claim.expected is None:
+      continue
+    difference, deviation, source = claim.expected
+    margin = claim.comparisons[0].margin
+    level = LEVEL / (2 * sizes[claim.family])
+    n = min(seeds.get(arm, 0) for arm in claim.arms)
+    of = difference - margin, deviation
+    rows.append([
+        claim.key, f'{difference:+.3f}', f'{margin:g}', f'{deviation:g}',
+        str(n),
+        f'{paired.power(*of, n, level):.2f}' if n > 1 else markdown.MISSING,
+        str(paired.seeds_for(*of, level)), source,
+    ])
+  numbers = [
+      'expected', 'margin', 'deviation', 'seeds', 'power', 'seeds for 0.9'
+  ]
+  return markdown.markdown_table(
+      ['claim', *numbers, 'source'], rows, numbers=numbers
   )
 
 
@@ -173,7 +225,7 @@ def format_report(
       f'# {title}', '',
       'Differences are paired by seed, in '
       f'{claims.describe_units(f.claim for f in findings)}. The significance '
-      f'level is {claims.LEVEL:g}, with '
+      f'level is {LEVEL:g}, with '
       "Holm's correction within each family of claims; intervals are of 95 % "
       'and not corrected. A claim gets no verdict if one of its gates fails.',
       '',

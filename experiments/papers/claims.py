@@ -1,7 +1,7 @@
 """Claims as data: contrasts of arms, margins, and verdicts.
 
 Lower is better in all contrasts: of losses in nats, perplexities and cosine
-distances, and of BLEU with the opposite sign.
+distances.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,6 +55,20 @@ class Comparison(NamedTuple):
   margin: float = 0.0
 
 
+class Expected(NamedTuple):
+  """What a claim's power is calculated from, before its runs.
+
+  Attributes:
+    difference: Expected contrast.
+    deviation: Standard deviation of the contrast over seeds.
+    source: Where both come from.
+  """
+
+  difference: float
+  deviation: float
+  source: str
+
+
 class Claim(NamedTuple):
   """A claim of the papers: it holds if each of its comparisons does.
 
@@ -64,6 +78,7 @@ class Claim(NamedTuple):
     source: Paper and place that state the claim.
     comparisons: Comparisons that the claim consists of.
     family: Name of the family of claims that the p-value is corrected for.
+    expected: What its power is calculated from; `None`: not calculated.
   """
 
   key: str
@@ -71,6 +86,7 @@ class Claim(NamedTuple):
   source: str
   comparisons: tuple[Comparison, ...]
   family: str = PRIMARY
+  expected: Expected | None = None
 
   @property
   def arms(self) -> tuple[Arm, ...]:
@@ -79,11 +95,9 @@ class Claim(NamedTuple):
     return tuple(dict.fromkeys(term.arm for term in terms))
 
 
-NATS, PERPLEXITIES, BLEU = 'nats', 'perplexities', 'BLEU'
+NATS, PERPLEXITIES = 'nats', 'perplexities'
 
-_UNITS = {
-    'distance/': 'cosine distances', '/perplexity': PERPLEXITIES, '/bleu': BLEU,
-}
+_UNITS = {'distance/': 'cosine distances', '/perplexity': PERPLEXITIES}
 
 
 def unit_of(claim: Claim) -> str:
@@ -91,8 +105,8 @@ def unit_of(claim: Claim) -> str:
 
   Example:
     >>> a, b = Arm('dense'), Arm('static', 0.5)
-    >>> unit_of(Claim('a', '', '', (better(b, a, 'test/bleu'),)))
-    'BLEU'
+    >>> unit_of(Claim('a', '', '', (better(b, a, 'distance/all'),)))
+    'cosine distances'
   """
   metric = claim.comparisons[0].terms[0].metric
   return next((u for part, u in _UNITS.items() if part in metric), NATS)
@@ -103,9 +117,9 @@ def describe_units(claims: Iterable[Claim]) -> str:
 
   Example:
     >>> a, b = Arm('dense'), Arm('static', 0.5)
-    >>> claim = Claim('a', '', '', (better(b, a, 'test/bleu'),))
+    >>> claim = Claim('a', '', '', (better(b, a, 'distance/all'),))
     >>> describe_units([claim, claim._replace(key='b')])
-    'nats (BLEU for a, b)'
+    'nats (cosine distances for a, b)'
   """
   keys: dict[str, list[str]] = {}
   for claim in claims:

@@ -111,6 +111,47 @@ def holm(p_values: Sequence[float]) -> list[float]:
   return corrected
 
 
+def power(
+    effect: float, deviation: float, seeds: int, level: float
+) -> float:
+  """Returns the power of a one-sided t-test of a mean difference.
+
+  Args:
+    effect: Distance of the true mean from the bound that it is tested against.
+    deviation: Standard deviation of the differences.
+    seeds: Number of differences, at least two.
+    level: Significance level of the one-sided test.
+
+  Returns:
+    The probability of a p-value below the level, by the noncentral t
+    distribution.
+
+  Example:
+    >>> round(power(0.022, 0.0169, 12, 0.05 / (2 * 4)), 2)
+    0.91
+  """
+  from scipy import stats  # jax needs scipy.
+
+  quantile = _student(seeds).ppf(1 - level)
+  shift = abs(effect) / deviation * math.sqrt(seeds)
+  return float(stats.nct(seeds - 1, shift).sf(quantile))
+
+
+def seeds_for(
+    effect: float, deviation: float, level: float, wanted: float = 0.9
+) -> int:
+  """Returns the smallest number of seeds with a wanted power; see `power`.
+
+  Example:
+    >>> seeds_for(0.022, 0.0169, 0.05 / (2 * 10))
+    14
+  """
+  seeds = 2
+  while power(effect, deviation, seeds, level) < wanted:
+    seeds += 1
+  return seeds
+
+
 def _student(number: int) -> Any:
   from scipy import stats  # jax needs scipy.
 

@@ -26,12 +26,11 @@ class Entry(NamedTuple):
   Attributes:
     arm: The arm.
     grid: Values tried on the tuning seeds, by name; empty: nothing is tuned.
-    seeds: Number of judging seeds, which are 1, 2, …
+    seeds: Number of judging seeds, which are 1, 2, …; 0: the arm is measured
+      on the tuning seeds.
     extend: Whether the grid's `'rate'` is extended by factors of 2 until the
       best rate is not at an end of it.
     tuning_seeds: Seeds whose mean loss a point of the grid is chosen by.
-    spread: Largest difference between the losses of these seeds at a point that
-      may be chosen, in nats.
     repeat_every: Judging seeds that are multiples of it are run twice, the
       second time with other rounding errors; 0: none.
   """
@@ -41,8 +40,12 @@ class Entry(NamedTuple):
   seeds: int
   extend: bool = True
   tuning_seeds: tuple[int, ...] = (0,)
-  spread: float = math.inf
   repeat_every: int = 0
+
+  @property
+  def judging_seeds(self) -> tuple[int, ...]:
+    """Seeds that the arm is measured on."""
+    return tuple(range(1, self.seeds + 1)) or self.tuning_seeds
 
 
 class Job(NamedTuple):
@@ -99,8 +102,7 @@ def loss_of(
 ) -> float | None:
   """Returns the mean loss of a point of a grid, `None` until its runs ended.
 
-  It is infinite if a loss is NaN, or if the seeds differ by more than the
-  entry's `spread`: then the point cannot be chosen.
+  It is infinite if a loss is NaN: then the point cannot be chosen.
   """
   losses = []
   for seed in entry.tuning_seeds:
@@ -108,9 +110,8 @@ def loss_of(
     if outcome is None:
       return None
     losses.append(outcome.get(entry.arm.metric, 0.0))  # None of 'init'.
-  if max(losses) - min(losses) <= entry.spread:
-    return statistics.fmean(losses)
-  return math.inf  # Also where a loss is NaN, which compares as false.
+  mean = statistics.fmean(losses)
+  return math.inf if math.isnan(mean) else mean
 
 
 def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:

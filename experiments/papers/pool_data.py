@@ -23,11 +23,13 @@ class Prepared(NamedTuple):
   Attributes:
     corpus: Name or folder of the corpus.
     tasks: Tasks by name, whole.
-    fingerprints: Fingerprints of corpus and tasks, by name.
+    domains: Bytes of the texts of other domains, by name.
+    fingerprints: Fingerprints of corpus, tasks and domains, by name.
   """
 
   corpus: str
   tasks: dict[str, data.Task]
+  domains: dict[str, bytes]
   fingerprints: dict[str, str]
 
 
@@ -46,7 +48,10 @@ def prepare(scale: Scale, source: str, directory: pathlib.Path) -> Prepared:
     ValueError: the folder, or a folder that it must contain, is missing; or
       the output folder has the corpus of other files.
   """
-  folders = [scale.corpus, *(folder for _, folder, _ in scale.tasks.values())]
+  folders = [
+      scale.corpus, *(task.folder for task in scale.tasks.values()),
+      *(str(pathlib.Path(text).parent) for text in scale.domains.values()),
+  ]
   for folder in filter(None, folders):
     if not (source and pathlib.Path(source, folder).is_dir()):
       raise ValueError(
@@ -70,12 +75,21 @@ def prepare(scale: Scale, source: str, directory: pathlib.Path) -> Prepared:
         name, tokenizer=scale.tokenizer, cache_dir='~/.cache/spdf_jax'
     )
   tasks = {
-      key: data.load_task(task, pathlib.Path(source, folder) if folder else '')
-      for key, (task, folder, _) in scale.tasks.items()
+      key: data.load_task(
+          task.kind, pathlib.Path(source, task.folder) if task.folder else ''
+      )
+      for key, task in scale.tasks.items()
   }
-  return Prepared(name, tasks, {'corpus': _digest_tokens(corpus)} | {
-      key: task.fingerprint for key, task in tasks.items()
-  })
+  domains = {
+      key: pathlib.Path(source, text).read_bytes()
+      for key, text in scale.domains.items()
+  }
+  return Prepared(
+      name, tasks, domains,
+      {'corpus': _digest_tokens(corpus)}
+      | {key: task.fingerprint for key, task in tasks.items()}
+      | {key: hashlib.sha256(text).hexdigest() for key, text in domains.items()}
+  )
 
 
 def write_tasks(
@@ -84,8 +98,9 @@ def write_tasks(
   """Writes the share of each task that a scale uses; returns the folder."""
   folder = (directory / 'tasks').absolute()
   for key, task in tasks.items():
-    *_, every = scale.tasks[key]
-    _write_share(task, folder / key, every, scale.batches * _PAIRS)
+    _write_share(
+        task, folder / key, scale.tasks[key].every, scale.batches * _PAIRS
+    )
   return str(folder)
 
 

@@ -41,6 +41,7 @@ def identify(
   return json.loads(json.dumps({
       **{name: getattr(scale, name) for name in names},
       **({'sizes': others} if others else {}),
+      **({'tune_length': scale.tune_length} if scale.tune_length else {}),
       'widths': {name: size.width for name, size in scale.sizes.items()},
       'data': fingerprints,
       'protocol': hashlib.sha256(

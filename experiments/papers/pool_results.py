@@ -106,17 +106,20 @@ def write_results(
   claims = [paper_claims.CLAIMS[key] for key in scale.claims]
   found = arm_report.measured(entries, done)
   checked = gates.check(scale, claims, entries, done, found)
+  seeds = {entry.arm: entry.seeds for entry in entries}
   findings = judge(
       claims, found, gates.failures(scale, checked, claims),
-      arm_report.measured(entries, done, again=True),
-      {entry.arm: entry.seeds for entry in entries},
+      arm_report.measured(entries, done, again=True), seeds,
   )
+  power = {}
+  if any(claim.expected for claim in claims):
+    power = {'Power': claim_report.format_power(claims, seeds)}
   machine = describe_machine()
   commit = pool_identity.protocol_commit(scale.protocol)
   report = claim_report.format_report(
       f"The papers' claims at scale {name}",
       _facts(name, commit, machine, entries, done),
-      findings, {
+      findings, power | {
           'Gates': claim_report.format_gates(checked),
           'Arms': arm_report.format_arms(entries, done, found),
           'Chosen by validation': arm_report.format_choices(entries, done),

@@ -22,9 +22,6 @@ from experiments.papers import subspaces
 from experiments.papers.pool import Job
 from experiments.papers.pool import Outcome
 from experiments.papers.scale import Scale
-from experiments.scores import language_models
-from experiments.scores import sheets
-from experiments.scores import task_scores
 from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import files
@@ -35,8 +32,8 @@ from spdf_jax.training import checkpoint_files
 from spdf_jax.training import early_stop
 from spdf_jax.training import metrics
 
-_SCORED_AT_ONCE = 32
-"""Sequences in a batch when a fine-tuned model is scored."""
+_AT_ONCE = 16
+"""Sequences in a batch of another domain."""
 
 OUTCOME = 'outcome.json'
 """File of the outcome in the folder of a finished run."""
@@ -53,14 +50,14 @@ class Runner(NamedTuple):
     directory: Folder for the runs.
     corpus: Name or folder of the corpus.
     tasks: Folder that contains a folder for each task.
-    source: Folder of the whole data, which fine-tuned models are scored on.
+    domains: Bytes of the texts of other domains, by name.
   """
 
   scale: Scale
   directory: str
   corpus: str
   tasks: str
-  source: str = ''
+  domains: Mapping[str, bytes] = {}
 
   def __call__(self, job: Job) -> dict[str, Any]:
     """Runs or resumes a job; returns its outcome.
@@ -77,9 +74,8 @@ class Runner(NamedTuple):
     if job.arm.method == 'init':
       return write_initial(run, workdir)
     outcome = train(run, workdir)
-    if self.scale.scored and job.arm.task:
-      kind, folder, _ = self.scale.tasks[job.arm.task]
-      outcome |= score_best(workdir, outcome, kind, f'{self.source}/{folder}')
+    if not job.arm.task:
+      outcome |= domain_losses(run, workdir, self.domains, self.scale.batches)
     return outcome
 
   def create_run(self, job: Job) -> training.Run:
@@ -205,45 +201,42 @@ def train(run: training.Run, workdir: pathlib.Path) -> dict[str, Any]:
   return outcome | diverged
 
 
-def score_best(
-    workdir: pathlib.Path, outcome: Mapping[str, Any], task: str, path: str
-) -> dict[str, Any]:
-  """Scores the best checkpoint of a fine-tuning on a whole test split.
+def domain_losses(
+    run: training.Run, workdir: pathlib.Path, texts: Mapping[str, bytes],
+    batches: int,
+) -> dict[str, float]:
+  """Evaluates a finished run on texts of other domains.
 
   Args:
-    workdir: Workdir of the finished run.
-    outcome: Result of `train`.
-    task: Name of the task, see `data.load_task`.
-    path: Folder of the task's files.
+    run: The run.
+    workdir: Its workdir.
+    texts: Texts by name; their tokens are their bytes.
+    batches: Number of batches, of evenly spaced sequences.
 
   Returns:
-    The best loss of the validation targets in place of the last one, the loss
-    of the test targets, and BLEU by the protocol that papers report, of texts
-    that are generated greedily; NaN for a run that diverged.
+    The loss of each text, in nats per byte, under `'NAME/loss'`.
   """
-  if math.isnan(outcome[arms.TUNED]):
-    return {arms.SCORED: math.nan, arms.SCORED_BLEU: math.nan}
-  best = metrics.last_values(
-      metrics.read_rows(workdir / 'metrics.jsonl'), [f'best/{arms.TUNED}']
+  if not texts:
+    return {}
+  params = training.read_params(
+      training.find_checkpoint(str(workdir)), run.abstract_state.params
   )
-  model = language_models.open_run(f'{workdir}@finetune:best')
-  length = model.module.config.max_length
-  targets = task_scores.target_loss(
-      model.subject, data.load_task(task, path).test, _SCORED_AT_ONCE
+  apply_fn = jax.jit(
+      lambda params, tokens: run.model.apply({'params': params}, tokens)
   )
-  settings = sheets.Settings(
-      search='greedy', max_new_tokens=length // 2, batch_size=_SCORED_AT_ONCE
-  )
-  protocol = task_scores.TEXT_PROTOCOLS[task][0]
-  bleu, = (
-      score.value
-      for score in task_scores.score_task(model, task, path, settings)
-      if (score.task, score.protocol, score.metric) == (task, protocol, 'bleu')
-  )
-  return {
-      arms.TUNED: best[f'best/{arms.TUNED}'], arms.SCORED: targets.loss,
-      arms.SCORED_BLEU: bleu,
-  }
+  length = run.validation_length
+  found = {}
+  for name, text in texts.items():
+    tokens = np.frombuffer(text, np.uint8).astype(np.int32)
+    starts = np.linspace(
+        0, tokens.size - length - 1, batches * _AT_ONCE, dtype=np.int64
+    )
+    windows = tokens[starts[:, None] + np.arange(length + 1)]
+    found[f'{name}/loss'] = evaluation.evaluate_loss(apply_fn, params, [
+        data.Batch(rows[:, :-1], rows[:, 1:], np.ones(rows[:, 1:].shape))
+        for rows in windows.reshape(batches, _AT_ONCE, length + 1)
+    ]).loss
+  return found
 
 
 def distances(run: training.Run, end: str) -> dict[str, float]:

@@ -144,7 +144,9 @@ def reproduce(
   if report_only:
     return write(done)
   tasks = pool_data.write_tasks(scale, prepared.tasks, workdir)
-  runner = pool_worker.Runner(scale, str(runs), prepared.corpus, tasks, data)
+  runner = pool_worker.Runner(
+      scale, str(runs), prepared.corpus, tasks, prepared.domains
+  )
   cores = sorted(os.sched_getaffinity(0))
   workers = workers or len(cores)
   try:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -48,12 +47,29 @@ class Size:
 
 
 @dataclasses.dataclass(frozen=True)
+class Task:
+  """A fine-tuning task of a scale.
+
+  Attributes:
+    kind: Kind of the task, see `data.load_task`.
+    folder: Folder of its files, relative to that of the data; `''`: none.
+    every: n if every n-th example is trained on.
+    steps: Steps of the fine-tuning; `None`: the scale's.
+  """
+
+  kind: str
+  folder: str = ''
+  every: int = 1
+  steps: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Block:
   """Arms that are run together, before those of later blocks.
 
   Attributes:
     arms: The arms.
-    seeds: Number of judging seeds.
+    seeds: Number of judging seeds; 0: the arms run on tuning seeds alone.
   """
 
   arms: tuple[Arm, ...]
@@ -75,8 +91,7 @@ class Scale:
       model's parameters.
     stages: Learning rates tried for the dense stage of Variable SPDF:
       `'continue'` continues the schedule of the first stage, a number warms up
-      again to that share of its peak, one of `arm_configs.AGES` continues with
-      ages of weights.
+      again to that share of its peak.
     rounds: Rounds of iterative pruning.
     round_share: Steps of a round, as a share of those of a pre-training.
     tune_batch: Sequences in a batch of fine-tuning.
@@ -85,23 +100,22 @@ class Scale:
     corpus: Folder of the corpus, relative to that of the data; `''`: the
       sources of Python's standard library.
     tokenizer: Tokenizer, see `data.prepare_corpus` and `data.prepare_files`.
-    tasks: Tasks by name: kind of the task, its folder relative to that of the
-      data, and n if every n-th example is trained on.
+    tasks: Tasks by name.
     batches: Number of batches of 16 sequences that losses are measured on.
     micro_batches: Number of micro-batches of a batch.
     epochs: Largest number of epochs of the corpus.
     demonstration: Whether the scale may violate gate G4; then its claims get no
       verdict.
     protocol: File of the protocol in `experiments/results`.
-    more_gates: Keys of gates beside G1 to G4.
     tuning_seeds: See `pool.Entry`.
-    spread: See `pool.Entry`.
     repeat_every: See `pool.Entry`.
-    scored: Whether fine-tuning ends with its best checkpoint, whose target loss
-      and texts are scored on the whole test split.
+    tune_length: Tokens of a sequence of fine-tuning; `None`: `length`.
+    domains: Texts by name that pre-trained models are evaluated on without
+      fine-tuning: files relative to the folder of the data.
 
   Raises:
-    ValueError: gate G4 is violated and the scale is no demonstration.
+    ValueError: gate G4 is violated and the scale is no demonstration, or a
+      seed that tunes rates also judges claims.
   """
 
   claims: tuple[str, ...]
@@ -119,19 +133,24 @@ class Scale:
   tune_rates: tuple[float, ...]
   corpus: str
   tokenizer: str
-  tasks: Mapping[str, tuple[str, str, int]]
+  tasks: Mapping[str, Task]
   batches: int
   micro_batches: int = 1
   epochs: int = 1
   demonstration: bool = False
   protocol: str = 'PROTOCOL.md'
-  more_gates: tuple[str, ...] = ()
   tuning_seeds: tuple[int, ...] = (0,)
-  spread: float = math.inf
   repeat_every: int = 0
-  scored: bool = False
+  tune_length: int | None = None
+  domains: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
+    judging = range(1, 1 + max(block.seeds for block in self.blocks))
+    if shared := sorted(set(self.tuning_seeds) & set(judging)):
+      raise ValueError(
+          f'tuning_seeds has {shared}, which judge claims too; choose rates on '
+          f'seeds above {judging[-1]}, or no verdict is fair.'
+      )
     if self.demonstration:
       return
     if self.tokens_per_parameter < TOKENS_PER_PARAMETER:
@@ -156,11 +175,19 @@ class Scale:
     """Returns the config of the models of a size."""
     return parse(self.base_config(size)).model.sizes
 
-  def base_config(self, size: str) -> ml_collections.ConfigDict:
-    """Returns the config that the runs of a size have in common."""
+  def base_config(
+      self, size: str, length: int | None = None
+  ) -> ml_collections.ConfigDict:
+    """Returns the config that the runs of a size have in common.
+
+    Args:
+      size: Name of the size.
+      length: Tokens of a sequence; `None`: those of pre-training.
+    """
     found = self.sizes[size]
     config = base.get_config(
-        f'width={found.width},layers={self.layers},length={self.length}'
+        f'width={found.width},layers={self.layers},'
+        f'length={length or self.length}'
     )
     config.model.vocab_size = self.vocab_size
     if found.n_heads:
@@ -180,7 +207,7 @@ class Scale:
   def steps(self, arm: Arm) -> int:
     """Returns the steps of a pre-training, or of a fine-tuning."""
     if arm.task:
-      return self.tune_steps
+      return self.tasks[arm.task].steps or self.tune_steps
     if arm.flops_of is not None:
       other = arm.flops_of
       ratio = self._step_flops(other) / self._step_flops(arm)
@@ -194,19 +221,27 @@ class Scale:
     """Returns tokens times parameters of a run, which its time follows."""
     if arm.method == 'init' and not arm.task:
       return 0.0
-    batch = self.tune_batch if arm.task else self.batch(arm.size)
-    tokens = self.steps(arm) * batch * self.length
+    tokens = self.steps(arm) * (
+        self.tune_batch * (self.tune_length or self.length) if arm.task
+        else self.batch(arm.size) * self.length
+    )
     return float(tokens * parameters(self.model(arm.size)))
 
   def _step_flops(self, arm: Arm) -> float:
-    """Returns the FLOPs of a step of pre-training, all with the same mask."""
-    shape = self.model(arm.size)
-    return self.batch(arm.size) * flops.training_flops(
-        shape, self.length, arm.sparsity
+    """Returns the mean FLOPs of a step of pre-training.
+
+    Sparsities must be constant, but for the dense stage of `'variable'`.
+    """
+    of = lambda sparsity: self.batch(arm.size) * flops.training_flops(
+        self.model(arm.size), self.length, sparsity
     )
+    if arm.method != 'variable':
+      return of(arm.sparsity)
+    dense = float(arm.dense_share)
+    return (1 - dense) * of(arm.sparsity) + dense * of(0.0)
 
   def entries(self, claims_arms: list[Arm]) -> list[Entry]:
-    """Returns the pool's entries: arms of the blocks that claims need.
+    """Returns the pool's entries: arms that claims or tuning seeds need.
 
     Args:
       claims_arms: Arms of claims and gates.
@@ -218,7 +253,8 @@ class Scale:
     Raises:
       ValueError: an arm is in no block.
     """
-    needed = set(with_parents(claims_arms))
+    tuning = [arm for b in self.blocks if not b.seeds for arm in b.arms]
+    needed = set(with_parents([*claims_arms, *tuning]))
     seeds: dict[Arm, int] = {}
     found = []
     for block in self.blocks:
@@ -235,7 +271,7 @@ class Scale:
     return [
         Entry(
             arm, self._grid(arm), n, not self.demonstration, self.tuning_seeds,
-            self.spread, self.repeat_every,
+            self.repeat_every,
         )
         for arm, n in found if arm in needed
     ]
@@ -262,7 +298,7 @@ class Scale:
     if arm.task:
       return {'rate': self.tune_rates}
     grid: dict[str, tuple] = {'rate': self.sizes[arm.size].rates}
-    if arm.method == 'variable' and not arm.stage:
+    if arm.method == 'variable':
       grid['stage'] = self.stages
     return grid
 
