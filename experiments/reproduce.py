@@ -1,23 +1,19 @@
 """Tests the papers' claims by runs, or fills their tables from finished runs.
 
   python -m experiments.reproduce --scale=fair --data=DIR
-  python -m experiments.reproduce --scale=flops --data=DIR
-  python -m experiments.reproduce --scale=flops-llama --data=DIR
-  python -m experiments.reproduce --scale=llama --data=DIR
+  python -m experiments.reproduce --scale=context-64 --data=DIR
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
 
---scale: `fair` takes a night on two cores; `flops`, sparse against dense at
-equal FLOPs, some hundred core-hours; `flops-llama`, the same of small Llamas,
-ten. These give no verdicts: `smoke` takes minutes; `llama`, dynamic sparsity
-and the size of the fine-tuning set, three core-hours; `density`, rates that
-transfer, two; `blocks`, what zeros in blocks cost, four; `wide-blocks`, the
-same at width 256, three. DIR contains books/, e2e/ and webnlg17/, which you
-provide; smoke reads Python's standard library. The files PROTOCOL*.md in
-experiments/results, written before the runs, define the comparisons and when a
-claim holds. Runs are written to --workdir and trained one on each core; if
-stopped or killed, the same command continues, and finished runs are not trained
-again. The table, results.json and figures are written to --output. --report
-writes them from the runs finished so far.
+--scale: `fair` takes a night on two cores; `context-64`, sparse against dense
+at equal FLOPs, some 26 core-hours; `smoke` takes minutes and gives no verdicts.
+DIR contains books/, e2e/, webnlg17/ and wikitext2/, which you provide; smoke
+reads Python's standard library. The files PROTOCOL*.md in experiments/results,
+written before the runs, define the comparisons and when a claim holds; the
+scales of closed protocols are there as records and tables. Runs are written to
+--workdir and trained one on each core; if stopped or killed, the same command
+continues, and finished runs are not trained again. The table, results.json and
+figures are written to --output. --report writes them from the runs finished so
+far.
 
 --table: the configs of a run and of the runs it started from decide which cells
 it fills. Scores are read from the JSON files of experiments.evaluate --output
@@ -61,7 +57,8 @@ _CLAIMS = flags.DEFINE_list(
 )
 _DATA = flags.DEFINE_string(
     'data', os.environ.get('SPDF_DATA', ''),
-    'Folder that contains books/, e2e/ and webnlg17/; by default $SPDF_DATA.',
+    'Folder that contains books/, e2e/, webnlg17/ and wikitext2/; by default '
+    '$SPDF_DATA.',
 )
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder for runs; by default runs/claims-SCALE.'

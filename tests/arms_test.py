@@ -14,7 +14,7 @@ from quickstart_runs import CACHE
 
 from experiments import papers
 from experiments.launch.grid import points
-from experiments.papers import flops_scatter
+from experiments.papers import claim_report
 from experiments.papers import pool_worker
 from experiments.papers import scales
 from experiments.papers.arm_configs import create_config
@@ -27,44 +27,33 @@ from experiments.papers.pool import Job
 from experiments.papers.pool_identity import RESULTS
 from experiments.papers.scale import parameters
 from experiments.papers.scale import Size
+from experiments.papers.scale import Task
 from spdf_jax import files
 from spdf_jax import training
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity.algorithms import resolve
-from spdf_jax.training import metrics
 
 pytestmark = pytest.mark.papers
 
-FAIR, FLOPS, FLOPS_LLAMA, LLAMA, DENSITY, BLOCKS = (
-    scales.SCALES[name]
-    for name in ('fair', 'flops', 'flops-llama', 'llama', 'density', 'blocks')
-)
-OTHERS = [
-    pytest.param(scale, id=name) for name, scale in scales.SCALES.items()
-    if name not in ('smoke', 'fair')
-]
+FAIR, CONTEXT_64 = scales.FAIR, scales.CONTEXT_64
 SCALE = dataclasses.replace(
     scales.SCALES['smoke'], claims=FAIR.claims,
     sizes={
         '': Size(16, (1e-2,)), 'small': Size(16, (1e-2,)),
         'large': Size(32, (1e-2,)),
     },
-    tasks=dict.fromkeys(('task', 'hard'), ('jsonl', '', 1)),
+    tasks=dict.fromkeys(('task', 'hard'), Task('jsonl')),
 )
-SMALL_LLAMAS = [
-    dataclasses.replace(
-        scale, corpus='', layers=1, length=48, tune_steps=12, batches=4,
-        sizes={
-            name: dataclasses.replace(
-                size, width=32 if name or scale is BLOCKS else 16
-            )
-            for name, size in scale.sizes.items()
-        },
-    )
-    for scale in (LLAMA, DENSITY, BLOCKS)
-]
+SMALL_LLAMAS = dataclasses.replace(
+    CONTEXT_64, corpus='', layers=1, length=48, tokens_per_parameter=20,
+    sizes={
+        name: dataclasses.replace(size, width=8 * size.n_heads)
+        for name, size in CONTEXT_64.sizes.items()
+    },
+    tasks=dict.fromkeys(CONTEXT_64.tasks, Task('jsonl', steps=12)),
+)
 INIT, RIGL, SET = Arm('init'), Arm('rigl', 0.9), Arm('set', 0.9)
 PRUNED, LONGER = Arm('pruned', 0.75), Arm('longer')
 STATIC = scales.STATIC_75, scales.STATIC_90
@@ -80,7 +69,7 @@ def entries_of(scale):
 @pytest.fixture(scope='module')
 def tasks(tmp_path_factory):
   folder = tmp_path_factory.mktemp('tasks')
-  for task in (*SCALE.tasks, *list(LLAMA.tasks)[1:]):
+  for task in (*SCALE.tasks, *CONTEXT_64.tasks):
     (folder / task).mkdir()
     for split in ('train', 'validation', 'test'):
       files.write_atomically(folder / task / f'{split}.jsonl', ''.join(
@@ -211,53 +200,6 @@ def test_the_dense_stage_continues_the_cosine_or_is_warmed_up_anew(tasks):
   assert max(rates(anew)[start:]) == pytest.approx(max(rates(anew)))
 
 
-def test_arms_of_the_scale_density_differ_in_one_setting_each():
-  def config_of(arm, **point):
-    return create_config(
-        Job(arm, {'rate': 8e-3} | point, 1), DENSITY, 'x', 'tasks'
-    )
-
-  by_size = config_of(scales.transferred('w96'))
-  assert by_size.parameterization.to_dict() == DENSITY.base_config(
-      'w96'
-  ).parameterization.to_dict() | dict(
-      name='sparse-mup', base_width=64, base_density=1.0
-  )
-  standard = config_of(scales.sized(scales.STATIC_75, 'w96'))
-  by_size.parameterization = standard.parameterization
-  assert by_size.to_dict() == standard.to_dict()
-  continued = config_of(scales.continued('continue')).to_dict()
-  assert continued['phases']['dense']['duration'] == '344 steps'
-  for stage, steps in (('age', 0), ('age-warmup', 22)):
-    found = config_of(scales.continued(stage)).to_dict()
-    assert found == continued | dict(revival_warmup=steps)
-  rewarmed = config_of(scales.continued(0.3)).phases.dense.learning_rate
-  assert (rewarmed.peak, rewarmed.warmup) == (pytest.approx(2.4e-3), '22 steps')
-
-
-def test_arms_of_the_scale_blocks_differ_in_their_structure_alone():
-  def config_of(arm):
-    job = Job(arm, {'rate': 8e-3}, 1)
-    return create_config(job, BLOCKS, 'x', 'tasks').to_dict()
-
-  def split(arm):
-    config = config_of(arm)
-    structure = config['phases']['pretrain']['algorithm'].pop('structure')
-    return config, structure
-
-  anywhere, structure = split(scales.STATIC_75)
-  assert structure == 'unstructured'
-  small, _, large = map(scales.structured, scales.BALANCED)
-  for arm, side, balanced in (
-      (small, 8, True), (large, 32, True), (scales.UNBALANCED, 32, False)
-  ):
-    assert split(arm) == (anywhere, dict(
-        structure='block', inputs=side, outputs=side, balanced=balanced
-    ))
-    tuned = scales.tuned(arm), scales.tuned(scales.STATIC_75)
-    assert config_of(tuned[0]) == config_of(tuned[1])
-
-
 def test_phases_of_the_scale_fair_are_those_of_the_protocol():
   def phases(arm, **point):
     config = create_config(
@@ -295,7 +237,7 @@ def test_phases_of_the_scale_fair_are_those_of_the_protocol():
 
 
 @pytest.mark.parametrize('scale, arm', [
-    (scale, entry.arm) for scale in (SCALE, *SMALL_LLAMAS)
+    (scale, entry.arm) for scale in (SCALE, SMALL_LLAMAS)
     for entry in entries_of(scale)
 ], ids=lambda value: getattr(value, 'name', ''))
 def test_every_arm_of_every_claim_can_be_run(tasks, scale, arm):
@@ -330,9 +272,15 @@ def test_scales_have_what_their_claims_need(name):
 
 
 def test_claims_of_an_arm_that_no_block_trains_are_refused():
-  scale = dataclasses.replace(FAIR, claims=('f',))
-  with pytest.raises(ValueError, match='need granet-80_large, rigl-80_large'):
+  scale = dataclasses.replace(CONTEXT_64, blocks=CONTEXT_64.blocks[:-1])
+  with pytest.raises(ValueError, match='need dense_small-gradual, gmp-75, ini'):
     entries_of(scale)
+
+
+def test_a_seed_that_tunes_rates_may_not_judge():
+  with pytest.raises(ValueError, match=r'tuning_seeds has \[12\], which judge'):
+    dataclasses.replace(CONTEXT_64, tuning_seeds=(12, 13))
+  assert dataclasses.replace(CONTEXT_64, tuning_seeds=(13, 14))
 
 
 def rows_of(scale, columns):
@@ -345,13 +293,17 @@ def rows_of(scale, columns):
   ]
 
 
-def test_a_fine_tuned_model_is_scored_on_the_whole_test_split(tasks, tmp_path):
+def test_a_run_measures_its_losses_on_its_own_text_and_on_others(
+    tasks, tmp_path
+):
   scale = dataclasses.replace(
-      SCALE, scored=True, tokens_per_parameter=0.2, tune_steps=8,
-      tasks={'task': ('jsonl', 'task', 1)},
+      SCALE, tokens_per_parameter=0.2, tune_steps=8, tune_length=64,
+      sizes={'': Size(16, (1e-2,), n_heads=2, rotary=True)},
+      tasks={'task': Task('jsonl', 'task')},
   )
+  texts = {'letters': bytes(range(97, 123)) * 40, 'zeros': b'\0' * 1000}
   run = pool_worker.Runner(
-      scale, str(tmp_path), 'python-stdlib', tasks, source=tasks
+      scale, str(tmp_path), 'python-stdlib', tasks, texts
   )
   job = Job(scales.tuned(scales.DENSE), {'rate': 1e-2}, 1, Job(
       scales.DENSE, {'rate': 1e-2}, 1, Job(INIT, {}, 1)
@@ -359,16 +311,16 @@ def test_a_fine_tuned_model_is_scored_on_the_whole_test_split(tasks, tmp_path):
   initial, dense = run(job.parent.parent), run(job.parent)
   assert 0 < initial['trigram/loss'] < initial['bigram/loss'] < 6
   assert dense['steps'] > 0 and dense['flops'] > 0
+  # Sources of Python have letters, and no zeros.
+  assert dense['letters/loss'] < dense['zeros/loss']
   outcome = run(job)
-  assert outcome['distance/wd'] > 0
-  rows = metrics.read_rows(tmp_path / job.name / 'metrics.jsonl')
-  losses = [row['target/loss'] for row in rows if 'target/loss' in row]
-  assert len(losses) == 8 and outcome['target/loss'] == min(losses)
-  assert 0 < outcome['test/loss'] < math.log(257) + 1
-  assert 0 <= outcome['test/bleu'] <= 100
+  assert outcome['distance/wd'] > 0 and 'letters/loss' not in outcome
+  assert 0 < outcome['target/loss'] < math.log(257) + 1
+  config = run.create_run(job).config
+  assert config.model.sizes.max_length == config.phases[0].length == 64
   # A run that diverges at its first step has no checkpoint to be measured.
   diverged = run(job._replace(point={'rate': 1e30}))
-  for metric in ('target/loss', 'test/bleu', 'distance/wd'):
+  for metric in ('target/loss', 'distance/wd'):
     assert math.isnan(diverged[metric])
 
 
@@ -393,94 +345,73 @@ def test_the_protocol_states_margins_and_seeds_of_primary_claims():
     assert int(rows[key][2]) == min(seeds[arm] for arm in CLAIMS[key].arms)
 
 
-@pytest.mark.parametrize('scale', OTHERS)
-def test_the_other_protocols_state_their_sizes(scale):
-  rows = {row[0]: row[1:] for row in rows_of(scale, 7)}
-  for name in scale.sizes:
-    model = scale.model(name)
-    assert rows[name or 'main'] == [
+def test_protocol_8_states_its_sizes():
+  rows = {row[0]: row[1:] for row in rows_of(CONTEXT_64, 7)}
+  for name in CONTEXT_64.sizes:
+    model, arm = CONTEXT_64.model(name), Arm('dense', size=name)
+    *numbers, share = rows[name or 'main']
+    assert numbers == [
         f'{number:,}' for number in (
             model.d_model, model.n_heads, model.d_ff, parameters(model),
-            scale.batch(name), scale.steps(Arm('dense', size=name)),
+            CONTEXT_64.steps(arm),
         )
     ]
+    flops = [
+        training_flops(CONTEXT_64.model(size), CONTEXT_64.length)
+        for size in (name, CONTEXT_64.reference(name))
+    ]
+    assert float(share) == pytest.approx(flops[0] / flops[1], abs=5e-4)
 
 
-@pytest.mark.parametrize('scale', OTHERS)
-def test_the_other_protocols_state_margins_and_seeds_of_all_claims(scale):
-  seeds = {entry.arm: entry.seeds for entry in entries_of(scale)}
+def test_protocol_8_states_margins_and_power_of_all_claims():
+  seeds = {entry.arm: entry.seeds for entry in entries_of(CONTEXT_64)}
+  table = claim_report.format_power(
+      [CLAIMS[key] for key in CONTEXT_64.claims], seeds
+  )
+  computed = {
+      cells[0]: cells[1:]
+      for line in table.splitlines()[2:] if (cells := line[2:-2].split(' | '))
+  }
   stated = []
-  for family, keys, _, margin, number in rows_of(scale, 5)[2:]:
+  for family, keys, _, *numbers in rows_of(CONTEXT_64, 8)[2:]:
     for key in keys.split(', '):
       claim = CLAIMS[key]
       stated.append(key)
       assert claim.family == family, key
-      assert {c.margin for c in claim.comparisons} == {float(margin)}
-      assert int(number) == min(seeds[arm] for arm in claim.arms)
-  assert stated == list(scale.claims)
+      assert {seeds[arm] for arm in claim.arms} == {12}
+      difference, margin, deviation, _, power, needed, _ = computed[key]
+      if numbers[0] != 'as above':
+        margin_, difference_, *rest = numbers
+        assert float(margin_) == float(margin)
+        assert float(difference_.replace('−', '-')) == float(difference)
+        assert rest == [deviation, power, needed]
+  assert stated == list(CONTEXT_64.claims)
 
 
-def test_dynamic_arms_of_the_llama_differ_by_their_masks_alone():
-  arms = list(map(scales.at_80, ('static', 'set', 'rigl', 'granet')))
-  configs = [
-      create_config(Job(arm, {'rate': 8e-3}, 1), LLAMA, 'x', 'tasks').to_dict()
-      for arm in arms
-  ]
-  algorithms = [
-      resolve(config['phases']['pretrain'].pop('algorithm'), LLAMA.steps(arm))
-      for arm, config in zip(arms, configs)
-  ]
-  assert all(config == configs[0] for config in configs)
-  model = configs[0]['model']
-  assert (model['preset'], model['d_model']) == ('llama-1.3b', 96)
-  assert configs[0]['phases']['pretrain']['batch_size'] == 2
-  assert [a['name'] for a in algorithms] == ['static', 'set', 'rigl', 'rigl']
-  assert [a['sparsity'] for a in algorithms[:3]] == [0.8] * 3
-  rise = algorithms[3]['sparsity']
-  assert (rise['initial'], rise['final'], rise['steps']) == (0.5, 0.8, 1549)
-  assert [a['update_every'] for a in algorithms[1:]] == [103] * 3
-
-
-def test_shares_of_a_task_are_nested_and_read_for_equal_steps(tasks):
-  every = {name: n for name, (_, _, n) in LLAMA.tasks.items()}
-  assert every == {'task': 1, 'quarter': 4, 'sixteenth': 16}
-  entries = {entry.arm.folder: entry for entry in entries_of(LLAMA)}
-  for method in ('dense', 'static-75'):
-    whole, *others = (entries[f'{method}+{name}'].arm for name in every)
-    assert whole.rate_of is None
-    assert [arm.rate_of for arm in others] == [whole] * 2
-    assert {LLAMA.steps(arm) for arm in (whole, *others)} == {450}
-
-
-@pytest.mark.parametrize('scale, size', [
-    (FLOPS, ''), (FLOPS, 'w64'), (FLOPS, 'w96'), (FLOPS_LLAMA, '')
-])
-def test_arms_of_equal_flops_differ_by_less_than_2_percent(scale, size):
-  def cost(arm):
-    tokens = scale.steps(arm) * scale.batch(arm.size) * scale.length
-    sequence = training_flops(
-        scale.model(arm.size), scale.length, arm.sparsity
-    )
-    return tokens / scale.length * sequence
-
+@pytest.mark.parametrize('size', ['', 'w96'])
+def test_arms_of_equal_flops_differ_by_less_than_2_percent(size):
+  cost = lambda arm: CONTEXT_64.steps(arm) * CONTEXT_64.step_flops(arm)
   sparse = scales.sized(scales.STATIC_75, size)
   small = Arm('dense', size=f'small-{size}'.rstrip('-'))
-  equal = scales.at_flops_of(sparse)
-  assert cost(equal) == pytest.approx(cost(sparse), rel=1e-3)
+  for arm in (
+      scales.at_flops_of(sparse), scales.sized(scales.VARIABLE, size),
+      *[scales.EARLY_DENSE] * (not size),
+  ):
+    assert cost(arm) == pytest.approx(cost(sparse), rel=1e-3)
   assert cost(small) == pytest.approx(cost(sparse), rel=0.02)
-  assert scale.steps(small) == scale.steps(sparse)
+  assert CONTEXT_64.steps(small) == CONTEXT_64.steps(sparse)
 
 
-def test_panels_of_a_figure_share_their_axis_of_flops():
-  pytest.importorskip('matplotlib')
-  run = {'validation/loss': 2.0, 'test/bleu': 20.0, 'flops': 1e12}
-  figure = flops_scatter.plot_flops(scales.SCALES['flops-llama'], {
-      scales.DENSE: {1: run | {'flops': 2e12}}, scales.STATIC_75: {1: run},
-      scales.tuned(scales.STATIC_75, 'e2e'): {1: run},
-  })
-  losses, bleu = figure.axes
-  assert bleu.get_xlim() == losses.get_xlim()
-  assert losses.get_xlim()[1] > 2e12 > 1e12 > losses.get_xlim()[0]
+def test_gradual_pruning_costs_what_its_smaller_dense_model_costs(tasks):
+  run = run_of(scales.GRADUAL, tasks, scale=SMALL_LLAMAS)
+  phase, = describe_plan(run, 'x')['phases']
+  hidden = lambda share: training_flops(CONTEXT_64.model(''), 64, 1 - share)
+  # Of a cubic rise, a quarter of the initial density is left on average.
+  kept = 0.25 + 0.5 * (0.25 + 0.75 / 4) + 0.25 * 0.25
+  small = training_flops(CONTEXT_64.model('small-gradual'), 64)
+  assert small == pytest.approx(hidden(kept), rel=0.01)
+  sparsities = [part['sparsity'] for part in phase['spans']]
+  assert sparsities[0] == 0 and sparsities[-1] == pytest.approx(0.75, abs=0.01)
 
 
 @pytest.mark.parametrize('module', [

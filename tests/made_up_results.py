@@ -35,7 +35,7 @@ GAPS = {
     'static-99_small': 0.3, 'static-99_large': 0.5,
     'static-50+task': 0.01, 'static-75+task': 0.03,
     'static-75+task-sparse': 0.2, 'variable-90+task': 0.015,
-    'static-75+hard': 0.1,
+    'static-75+hard': 0.1, 'static-99+task': 0.3,
 }
 """Losses less those of the dense arm, by folder: every claim is true."""
 

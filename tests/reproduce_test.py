@@ -188,7 +188,7 @@ def prepared(scale, source, directory):
   directory.mkdir(parents=True, exist_ok=True)
   task = data.Task('jsonl', (data.Pair('a', source),), (), ())
   return pool_data.Prepared(
-      'corpus', {'task': task}, DATA | {'corpus': source or 'abc'}
+      'corpus', {'task': task}, {}, DATA | {'corpus': source or 'abc'}
   )
 
 

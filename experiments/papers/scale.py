@@ -210,7 +210,7 @@ class Scale:
       return self.tasks[arm.task].steps or self.tune_steps
     if arm.flops_of is not None:
       other = arm.flops_of
-      ratio = self._step_flops(other) / self._step_flops(arm)
+      ratio = self.step_flops(other) / self.step_flops(arm)
       return round(self.steps(other) * ratio)
     tokens = self.tokens_per_parameter * parameters(
         self.model(self.reference(arm.size))
@@ -227,7 +227,7 @@ class Scale:
     )
     return float(tokens * parameters(self.model(arm.size)))
 
-  def _step_flops(self, arm: Arm) -> float:
+  def step_flops(self, arm: Arm) -> float:
     """Returns the mean FLOPs of a step of pre-training.
 
     Sparsities must be constant, but for the dense stage of `'variable'`.
