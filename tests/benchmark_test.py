@@ -17,6 +17,7 @@ from experiments.benchmarks import auto
 from experiments.benchmarks import compiled
 from experiments.benchmarks import decode
 from experiments.benchmarks import gpu
+from experiments.benchmarks import machine
 from experiments.benchmarks import matmul
 from experiments.benchmarks import measuring
 from experiments.benchmarks import model
@@ -94,6 +95,18 @@ def test_table_and_output_have_the_machine_the_rows_and_their_verdicts(
   assert first['low'] < first['value'] == 1.5 < first['high'] < first['target']
   assert first['verdict'] == 'ok' and first['at_most'] is True
   assert report['rows'][2]['target'] is None
+
+
+def test_generations_of_a_processor_have_different_descriptions(monkeypatch):
+  text = 'cpu family\t: {}\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n'
+  found = []
+  for family, number in ((25, 17), (26, 2)):
+    cpuinfo = text.format(family, number)
+    monkeypatch.setattr(processor, 'cpuinfo', lambda text=cpuinfo: text)
+    found.append(machine.describe_machine()['processor'])
+  assert found == [
+      'AMD EPYC (family 25, model 17)', 'AMD EPYC (family 26, model 2)'
+  ]
 
 
 def test_only_a_target_missed_for_sure_exits_1(tmp_path):

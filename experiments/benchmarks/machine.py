@@ -28,8 +28,10 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def _processor() -> str:
-  for line in processor.cpuinfo().splitlines():
-    name, _, value = line.partition(':')
-    if name.strip() == 'model name':
-      return value.strip()
-  return platform.processor() or platform.machine()
+  lines = (line.partition(':') for line in processor.cpuinfo().splitlines())
+  found = {name.strip(): value.strip() for name, _, value in lines}
+  name = found.get('model name') or platform.processor() or platform.machine()
+  if 'cpu family' in found:
+    # Virtual machines give all generations one name, such as "AMD EPYC".
+    name += f' (family {found["cpu family"]}, model {found["model"]})'
+  return name
