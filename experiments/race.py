@@ -42,13 +42,13 @@ from experiments.launch import config_file
 from experiments.launch import console
 from experiments.papers import arms
 from experiments.papers import json_files
-from experiments.papers import pool
-from experiments.papers import pool_identity
-from experiments.papers import pool_processes
-from experiments.papers import pool_worker
 from experiments.papers import race_report
 from experiments.papers.race_report import Budget
 from experiments.papers.race_report import PhaseCost
+from experiments.pool import identity as pool_identity
+from experiments.pool import pool
+from experiments.pool import processes as pool_processes
+from experiments.pool import worker as pool_worker
 from spdf_jax import files
 from spdf_jax import training
 from spdf_jax.costs import plan_costs

@@ -13,9 +13,9 @@ import pytest
 from quickstart_runs import CACHE
 
 from experiments import papers
+from experiments import pool
 from experiments.launch.grid import points
 from experiments.papers import flops_scatter
-from experiments.papers import pool_worker
 from experiments.papers import scales
 from experiments.papers.arm_configs import create_config
 from experiments.papers.arms import Arm
@@ -23,17 +23,18 @@ from experiments.papers.arms import ROUNDS
 from experiments.papers.claims import PRIMARY
 from experiments.papers.gates import arms_of_gates
 from experiments.papers.paper_claims import CLAIMS
-from experiments.papers.pool import Job
-from experiments.papers.pool_identity import RESULTS
 from experiments.papers.scale import parameters
 from experiments.papers.scale import Size
+from experiments.pool import worker as pool_worker
+from experiments.pool.identity import RESULTS
+from experiments.pool.pool import Job
 from spdf_jax import files
 from spdf_jax import training
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity.algorithms import resolve
-from spdf_jax.training import metrics
+from spdf_jax.training.loop import metrics
 
 pytestmark = pytest.mark.papers
 
@@ -484,8 +485,9 @@ def test_panels_of_a_figure_share_their_axis_of_flops():
 
 
 @pytest.mark.parametrize('module', [
-    module.name for module in pkgutil.iter_modules(papers.__path__)
+    module.name for package in (papers, pool)
+    for module in pkgutil.iter_modules(package.__path__, f'{package.__name__}.')
 ])
 def test_examples_in_docstrings_are_true(module):
-  imported = importlib.import_module(f'{papers.__name__}.{module}')
+  imported = importlib.import_module(module)
   assert not doctest.testmod(imported).failed

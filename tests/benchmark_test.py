@@ -33,11 +33,11 @@ from experiments.benchmarks import train_step
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
+from spdf_jax.accelerator import crossovers
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator import processor
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.evaluation import CachedModel
-from spdf_jax.training import crossovers
 
 SMALL = small_gpts.Case(
     'small',

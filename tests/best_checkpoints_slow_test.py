@@ -15,15 +15,15 @@ from tiny_run import assert_same_arrays
 from tiny_run import DENSE
 from tiny_run import without_times
 
+from experiments.preparation import prepare_files
 from experiments.scores import sheets
 from experiments.scores import task_scores
+from experiments.scores.ancestry import read_ancestry
 from experiments.scores.language_models import open_run
 from experiments.sweep import run_sweep
 from spdf_jax.data import prepare_corpus
-from spdf_jax.data import prepare_files
-from spdf_jax.runs.ancestry import read_ancestry
 from spdf_jax.training import find_checkpoint
-from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.loop.metrics import read_rows
 
 pytestmark = pytest.mark.slow
 

@@ -22,13 +22,13 @@ from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import RunRecord
 from spdf_jax.runs.report import best_steps
 from spdf_jax.runs.report import write_report
-from spdf_jax.training import checkpoint_files
-from spdf_jax.training import checkpoints
 from spdf_jax.training import Run
-from spdf_jax.training.early_stop import EarlyStop
-from spdf_jax.training.metrics import read_rows
-from spdf_jax.training.workdir import saved_steps
-from spdf_jax.training.workdir import split_source
+from spdf_jax.training.checkpoints import files as checkpoint_files
+from spdf_jax.training.checkpoints import manager as checkpoints
+from spdf_jax.training.checkpoints.workdir import saved_steps
+from spdf_jax.training.checkpoints.workdir import split_source
+from spdf_jax.training.configs.early_stop import EarlyStop
+from spdf_jax.training.loop.metrics import read_rows
 
 pytestmark = pytest.mark.ci
 

@@ -20,16 +20,16 @@ from tiny_run import make_run
 import spdf_jax as spdf
 from spdf_jax.costs import plan_costs
 from spdf_jax.sparsity.trees import by_name
-from spdf_jax.training import checkpoints
 from spdf_jax.training import find_checkpoint
 from spdf_jax.training import MismatchError
 from spdf_jax.training import read_params
 from spdf_jax.training import train
-from spdf_jax.training.checkpoint_files import read_checkpoint
-from spdf_jax.training.checkpoint_files import read_masks
-from spdf_jax.training.checkpoints import Checkpoints
-from spdf_jax.training.step import create_state
-from spdf_jax.training.workdir import checkpoint_bytes
+from spdf_jax.training.checkpoints import manager as checkpoints
+from spdf_jax.training.checkpoints.files import read_checkpoint
+from spdf_jax.training.checkpoints.files import read_masks
+from spdf_jax.training.checkpoints.manager import Checkpoints
+from spdf_jax.training.checkpoints.workdir import checkpoint_bytes
+from spdf_jax.training.step.state import create_state
 
 Usage = collections.namedtuple('Usage', 'total used free')
 

@@ -15,7 +15,7 @@ from tiny_run import without_times
 from experiments.launch import compilation_cache
 from spdf_jax.accelerator import native
 from spdf_jax.training import Run
-from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.loop.metrics import read_rows
 
 SECONDS = 300  # of patience with a child process.
 CONFIG = dict(

@@ -25,11 +25,11 @@ from configs import variable_spdf
 import spdf_jax
 from spdf_jax.models import PRESETS
 from spdf_jax.training import MismatchError
-from spdf_jax.training.config import parse
-from spdf_jax.training.fields import plain
-from spdf_jax.training.identity import read_config
-from spdf_jax.training.identity import run_identity
-from spdf_jax.training.workdir import read_workdir_config
+from spdf_jax.training.checkpoints.identity import read_config
+from spdf_jax.training.checkpoints.identity import run_identity
+from spdf_jax.training.checkpoints.workdir import read_workdir_config
+from spdf_jax.training.configs.config import parse
+from spdf_jax.training.configs.fields import plain
 
 PACKAGE = pathlib.Path(spdf_jax.__file__).parent
 ABSENT = object()

@@ -7,7 +7,7 @@ import pytest
 from configs import books
 from configs import quickstart
 from spdf_jax.training import create_plan
-from spdf_jax.training.config import parse
+from spdf_jax.training.configs.config import parse
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -38,10 +38,10 @@ from spdf_jax.training import find_checkpoint
 from spdf_jax.training import MismatchError
 from spdf_jax.training import read_params
 from spdf_jax.training import train
-from spdf_jax.training import workdir
-from spdf_jax.training.checkpoint_files import read_checkpoint
-from spdf_jax.training.checkpoint_files import write_params
-from spdf_jax.training.settings import ModelConfig
+from spdf_jax.training.checkpoints import workdir
+from spdf_jax.training.checkpoints.files import read_checkpoint
+from spdf_jax.training.checkpoints.files import write_params
+from spdf_jax.training.configs.settings import ModelConfig
 
 pytestmark = pytest.mark.ci
 

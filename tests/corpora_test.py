@@ -7,11 +7,13 @@ import platform
 
 import pytest
 
+from spdf_jax import data
 from spdf_jax.data import corpora
 from spdf_jax.data import stdlib
 from spdf_jax.data import tokenizers
 from spdf_jax.data.corpora import prepare_corpus
 from spdf_jax.data.corpora import SPLITS
+from spdf_jax.data.tokenizers import ByteTokenizer
 
 
 @pytest.fixture(scope='module')
@@ -244,3 +246,25 @@ def test_splits_of_modules_are_what_they_were():
   } == {
       'bisect': 'train', 'asyncio.sslproto': 'validation', '__future__': 'test'
   }
+
+
+def test_a_written_corpus_is_opened_with_its_texts(tmp_path):
+  texts = {'train': ['One.', 'Two.'], 'validation': ['ä'], 'test': []}
+  written = data.write_corpus(
+      tmp_path / 'texts', {k: iter(v) for k, v in texts.items()},
+      ByteTokenizer(),
+  )
+  opened = data.open_corpus(tmp_path / 'texts')
+  assert opened.name == 'texts' and opened.fingerprint == written.fingerprint
+  end = opened.tokenizer.end_of_text
+  for split, documents in texts.items():
+    tokens = getattr(opened, split).tokens.tolist()
+    assert tokens == [
+        id for text in documents for id in [*text.encode('utf-8'), end]
+    ]
+
+
+def test_texts_without_a_split_are_refused(tmp_path):
+  with pytest.raises(ValueError, match='texts has no documents of test, valid'):
+    data.write_corpus(tmp_path / 'texts', {'train': ['a']}, ByteTokenizer())
+  assert os.listdir(tmp_path) == []

@@ -21,7 +21,7 @@ from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import generation
 from spdf_jax.evaluation import loss
 from spdf_jax.evaluation import sampler
-from spdf_jax.training import mesh as meshes
+from spdf_jax.training.step import mesh as meshes
 
 CUDNN = ('__cudnn$fmhaSoftmax', '__cudnn$fmhaSoftmaxBackward')
 HISTOGRAM = 'tensor<2048xi32>'  # Of the top-k of CPUs.

@@ -11,10 +11,10 @@ import tiny_run
 
 from spdf_jax import models
 from spdf_jax import training
+from spdf_jax.accelerator import crossovers
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator import processor
 from spdf_jax.accelerator.native import library
-from spdf_jax.training import crossovers
 
 pytestmark = pytest.mark.skipif(
     not native.is_available(), reason='no native kernels here'
@@ -195,7 +195,7 @@ def test_a_plan_below_the_crossover_has_no_branch(
     (DENSE, True),
 ])
 def test_groups_that_stay_dense_consist_of_blocks(algorithm, wanted):
-  assert training.matmul.are_in_blocks([algorithm], 64) is wanted
+  assert training.step.matmul.are_in_blocks([algorithm], 64) is wanted
 
 
 def test_products_have_the_tokens_of_a_micro_batch(on_processor):
@@ -248,15 +248,15 @@ def test_processors_are_named_by_vendor_and_tiles(monkeypatch):
 
 def test_blocks_are_for_gpus_and_tpus(monkeypatch):
   with pytest.raises(ValueError, match="matmul is 'blocks-128', whose kernels"):
-    training.matmul.check_devices('blocks-128', 1)
+    training.step.matmul.check_devices('blocks-128', 1)
   monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
-  training.matmul.check_devices('blocks-128', 1)
+  training.step.matmul.check_devices('blocks-128', 1)
   with pytest.raises(ValueError, match="skip blocks of 128; use 'blocks-128'"):
-    training.matmul.check_devices('blocks-64', 1)
+    training.step.matmul.check_devices('blocks-64', 1)
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-  training.matmul.check_devices('blocks-64', 1)
+  training.step.matmul.check_devices('blocks-64', 1)
   client = types.SimpleNamespace(platform_version='PJRT C API\nrocm 60443484')
   monkeypatch.setattr(backends, 'get_backend', lambda: client)
   with pytest.raises(ValueError, match="for NVIDIA's GPUs and TPUs, and this"):
-    training.matmul.check_devices('blocks-64', 1)
-  training.matmul.check_devices('auto', 1)
+    training.step.matmul.check_devices('blocks-64', 1)
+  training.step.matmul.check_devices('auto', 1)

@@ -17,8 +17,8 @@ from tiny_run import without_times
 
 import spdf_jax as spdf
 from spdf_jax import training
-from spdf_jax.training.checkpoint_files import write_params
-from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.checkpoints.files import write_params
+from spdf_jax.training.loop.metrics import read_rows
 
 pytestmark = pytest.mark.ci
 

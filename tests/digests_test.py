@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spdf_jax.training.identity import digest_arrays
+from spdf_jax.training.checkpoints.identity import digest_arrays
 
 
 def reference(x):
@@ -64,7 +64,7 @@ def test_is_the_same_sharded():
       import jax
       jax.config.update('jax_num_cpu_devices', 8)
       from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-      from spdf_jax.training.identity import digest_arrays
+      from spdf_jax.training.checkpoints.identity import digest_arrays
 
       mesh = jax.make_mesh((8,), ('x',), axis_types=(AxisType.Auto,))
       x = jax.random.normal(jax.random.key(0), (16, 24))

@@ -15,20 +15,20 @@ from tiny_run import run_of
 from tiny_run import static
 from tiny_run import V
 
+from experiments.wafer.run_costs import trace_step
 import spdf_jax as spdf
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.costs import plan_costs
 from spdf_jax.costs.flops import forward_flops
-from spdf_jax.costs.wafer_costs import trace_step
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import model_of
 from spdf_jax.training import find_checkpoint
 from spdf_jax.training import read_params
 from spdf_jax.training import Run
 from spdf_jax.training import train
-from spdf_jax.training.checkpoint_files import write_params
-from spdf_jax.training.distillation import Distillation
-from spdf_jax.training.losses import Loss
+from spdf_jax.training.checkpoints.files import write_params
+from spdf_jax.training.step.losses import Distillation
+from spdf_jax.training.step.losses import Loss
 
 TEACHER = GPTConfig(V, 2, 2, 8, 16, L)  # Another model of the vocabulary.
 

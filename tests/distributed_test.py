@@ -14,9 +14,9 @@ from tiny_run import without_times
 from spdf_jax import training
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity.trees import path_name
-from spdf_jax.training.checkpoint_files import read_checkpoint
-from spdf_jax.training.metrics import read_rows
-from spdf_jax.training.workdir import find_checkpoint
+from spdf_jax.training.checkpoints.files import read_checkpoint
+from spdf_jax.training.checkpoints.workdir import find_checkpoint
+from spdf_jax.training.loop.metrics import read_rows
 
 pytestmark = pytest.mark.process
 

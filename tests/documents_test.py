@@ -16,11 +16,12 @@ from text_files import make_gz
 from text_files import make_parquet
 from text_files import make_zst
 
+from experiments.preparation import documents
+from experiments.preparation.documents import Piece
+from experiments.preparation.documents import Skipped
+from experiments.preparation.inputs import list_inputs
+from experiments.preparation.inputs import read_documents
 from spdf_jax.data import train_bpe
-from spdf_jax.data.prepare.documents import Piece
-from spdf_jax.data.prepare.documents import Skipped
-from spdf_jax.data.prepare.inputs import list_inputs
-from spdf_jax.data.prepare.inputs import read_documents
 
 
 def test_inputs_are_listed_in_a_fixed_order(tmp_path):
@@ -94,7 +95,7 @@ SPACED_TOKENIZER = train_bpe([SPACED], 274)
 
 @pytest.mark.parametrize('size', range(50, 56))
 def test_long_texts_are_read_in_pieces(tmp_path, monkeypatch, size):
-  monkeypatch.setattr('spdf_jax.data.prepare.documents._PIECE', size)
+  monkeypatch.setattr(documents, '_PIECE', size)
   path = tmp_path / 'a.txt'
   path.write_text(SPACED)
   pieces = list(read_documents(path))
@@ -109,7 +110,7 @@ def test_long_texts_are_read_in_pieces(tmp_path, monkeypatch, size):
 def test_long_documents_of_tokens_are_read_in_pieces(ids, size):
   with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context(
   ) as patch:
-    patch.setattr('spdf_jax.data.prepare.documents._PIECE', size)
+    patch.setattr(documents, '_PIECE', size)
     path = pathlib.Path(folder, 'a.bin')
     path.write_bytes(np.array(ids, '<u2').tobytes())
     found, document = [], []
@@ -152,7 +153,7 @@ def peak_of(read):
 
 def test_a_zstandard_bomb_needs_little_memory(tmp_path, monkeypatch):
   pytest.importorskip('zstandard')
-  monkeypatch.setattr('spdf_jax.data.prepare.documents._LONGEST_LINE', 1 << 20)
+  monkeypatch.setattr(documents, '_LONGEST_LINE', 1 << 20)
   path = tmp_path / 'a.jsonl.zst'
   path.write_bytes(bomb(2048))
   found, peak = peak_of(lambda: list(read_documents(path)))
@@ -176,8 +177,8 @@ def test_equal_rows_of_parquet_are_held_a_few_at_a_time(tmp_path, monkeypatch):
   table = arrow.table({'text': entries.cast(arrow.string())})
   parquet.write_table(table, path, compression='zstd', write_statistics=False)
   del table, entries
-  monkeypatch.setattr('spdf_jax.data.prepare.documents._LARGEST_BATCH', 1 << 24)
-  monkeypatch.setattr('spdf_jax.data.prepare.documents._LARGEST_RATIO', 1e9)
+  monkeypatch.setattr(documents, '_LARGEST_BATCH', 1 << 24)
+  monkeypatch.setattr(documents, '_LARGEST_RATIO', 1e9)
   held = [
       (item == Piece(text), arrow.total_allocated_bytes())
       for item in read_documents(path)
@@ -185,7 +186,7 @@ def test_equal_rows_of_parquet_are_held_a_few_at_a_time(tmp_path, monkeypatch):
   assert len(held) == 64 and all(equal for equal, _ in held)
   assert max(size for _, size in held) < 1 << 26  # 64 rows are 1 << 28 bytes.
   monkeypatch.undo()
-  monkeypatch.setattr('spdf_jax.data.prepare.documents._LONGEST_LINE', 1 << 20)
+  monkeypatch.setattr(documents, '_LONGEST_LINE', 1 << 20)
   with pytest.raises(ValueError, match="a column 'text' that expands from "):
     list(read_documents(path))
 
@@ -215,7 +216,7 @@ def test_compressed_arrow_is_refused_before_it_is_expanded(
 def test_lines_that_are_too_long_are_skipped_and_not_held(
     tmp_path, monkeypatch, compressed
 ):
-  monkeypatch.setattr('spdf_jax.data.prepare.documents._LONGEST_LINE', 1 << 20)
+  monkeypatch.setattr(documents, '_LONGEST_LINE', 1 << 20)
   lines = [json.dumps({'text': text}).encode() for text in ('one', 'two')]
   path = tmp_path / 'a.jsonl'
   path.write_bytes(b'\n'.join([lines[0], b' ' * (1 << 25), lines[1]]))
@@ -236,7 +237,7 @@ def test_lines_that_are_too_long_are_skipped_and_not_held(
 def test_a_line_of_the_largest_length_is_a_document(
     tmp_path, monkeypatch, excess
 ):
-  monkeypatch.setattr('spdf_jax.data.prepare.documents._LONGEST_LINE', 100)
+  monkeypatch.setattr(documents, '_LONGEST_LINE', 100)
   line = json.dumps({'text': 'x' * (100 - 13 + excess)}) + '\n'
   path = tmp_path / 'a.jsonl'
   path.write_text(line + '{"text": "next"}\n')

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spdf_jax.training.phases import resolve_duration
+from spdf_jax.training.configs.phases import resolve_duration
 
 SIZES = dict(tokens_per_step=100, tokens_per_epoch=1_050, parameters=30)
 

@@ -18,11 +18,11 @@ from spdf_jax.runs import lifecycle
 from spdf_jax.sparsity import get_dense_grads
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity import summarize
-from spdf_jax.training.config import parse
-from spdf_jax.training.early_stop import EarlyStop
-from spdf_jax.training.early_stop import METRICS
-from spdf_jax.training.evaluations import values_in
-from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.configs.config import parse
+from spdf_jax.training.configs.early_stop import EarlyStop
+from spdf_jax.training.configs.early_stop import METRICS
+from spdf_jax.training.loop.evaluations import values_in
+from spdf_jax.training.loop.metrics import read_rows
 
 pytestmark = pytest.mark.ci
 

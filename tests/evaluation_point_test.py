@@ -8,7 +8,7 @@ from tiny_run import make_config
 from tiny_run import run_of
 
 from spdf_jax import training
-from spdf_jax.training.optimizers import evaluation_params
+from spdf_jax.training.step.optimizers import evaluation_params
 
 
 def total(step, params):
@@ -41,7 +41,7 @@ def test_a_schedule_free_run_is_evaluated_and_read_at_its_averages(tmp_path):
   for x, want, y in zip(*map(jax.tree.leaves, (found, averages, state.params))):
     np.testing.assert_allclose(x, want, rtol=1e-5, atol=1e-6)
     assert not y.any() or not np.array_equal(x, y)
-  rows = training.metrics.read_rows(tmp_path / 'metrics.jsonl')
+  rows = training.loop.metrics.read_rows(tmp_path / 'metrics.jsonl')
   (_, want), = total(0, averages)
   assert np.isclose(rows[-1]['validation/total'], want, rtol=1e-5)
 

@@ -22,7 +22,7 @@ from spdf_jax.costs import flops
 from spdf_jax.costs import plan_costs
 from spdf_jax.models import PRESETS
 from spdf_jax.training import Run
-from spdf_jax.training.config import parse
+from spdf_jax.training.configs.config import parse
 
 pytestmark = pytest.mark.papers
 

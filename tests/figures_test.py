@@ -24,9 +24,9 @@ from experiments.papers.run_groups import describe_pretraining
 from experiments.papers.run_groups import describe_run
 from experiments.papers.run_groups import group_runs
 from experiments.papers.run_groups import pretrained
+from experiments.scores import ancestry
+from experiments.scores.ancestry import read_ancestry
 from experiments.scores.scored_runs import find_runs
-from spdf_jax.runs import ancestry
-from spdf_jax.runs.ancestry import read_ancestry
 from spdf_jax.runs.style import COLORS
 
 pytestmark = pytest.mark.papers

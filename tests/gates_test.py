@@ -17,13 +17,13 @@ import pytest
 from experiments.papers import arm_report
 from experiments.papers import claim_plots
 from experiments.papers import claim_report
-from experiments.papers import pool_processes
 from experiments.papers.claims import HOLDS
 from experiments.papers.claims import NO_VERDICT
 from experiments.papers.paper_claims import CLAIMS
-from experiments.papers.pool import all_jobs
-from experiments.papers.pool import choose_all
 from experiments.papers.scales import SCALES
+from experiments.pool import processes as pool_processes
+from experiments.pool.pool import all_jobs
+from experiments.pool.pool import choose_all
 from spdf_jax.runs.markdown import escape
 
 pytestmark = pytest.mark.papers

@@ -15,7 +15,7 @@ from spdf_jax import sparsity
 from spdf_jax import training
 from spdf_jax.accelerator import matmuls_saveable
 from spdf_jax.data import Batch
-from spdf_jax.training.matmul import SparseSteps
+from spdf_jax.training.step.matmul import SparseSteps
 
 MODULES = ('attn/wq', 'attn/wk', 'attn/wv', 'attn/wd', 'mlp/wi', 'mlp/wo')
 SIZES = dict(

@@ -12,7 +12,7 @@ import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax.sparsity import statistics
 from spdf_jax.training import Run
-from spdf_jax.training.optimizers import matrices
+from spdf_jax.training.step.optimizers import matrices
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from spdf_jax.training.processes import Interrupts
+from spdf_jax.training.loop.processes import Interrupts
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

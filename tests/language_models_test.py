@@ -16,6 +16,7 @@ from quickstart_runs import small_config
 from sparse_params import make_sparse_params
 
 from experiments import convert
+from experiments import preparation
 from experiments.scores import language_models
 from experiments.scores import sheets
 from experiments.scores import task_scores
@@ -78,7 +79,7 @@ def test_a_run_is_read_with_the_tokenizer_it_was_trained_with(tmp_path, caplog):
   texts.mkdir()
   for i in range(12):
     (texts / f'{i}.txt').write_text(f'{TEXT}{i}')
-  data.prepare_files(
+  preparation.prepare_files(
       texts, tokenizer='bpe-270', output=folder, validation=0.2, test=0.2
   )
   run = Run.create(small_config(

@@ -18,9 +18,9 @@ from tiny_run import without_times
 
 from spdf_jax.training import Interrupted
 from spdf_jax.training import NotFinite
-from spdf_jax.training import progress
 from spdf_jax.training import train
-from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.loop import progress
+from spdf_jax.training.loop.metrics import read_rows
 
 TESTS = pathlib.Path(__file__).parent
 SECONDS = 120  # of patience with a child process.

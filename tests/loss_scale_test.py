@@ -15,13 +15,13 @@ from tiny_run import make_run
 from tiny_run import without_times
 
 import spdf_jax as spdf
-from spdf_jax.training import loop
-from spdf_jax.training import losses as scaling
 from spdf_jax.training import NotFinite
 from spdf_jax.training import train
 from spdf_jax.training import train_step
-from spdf_jax.training.losses import create_loss_scale
-from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.loop import loop
+from spdf_jax.training.loop.metrics import read_rows
+from spdf_jax.training.step import losses as scaling
+from spdf_jax.training.step.losses import create_loss_scale
 
 TOO_LARGE = 2.0**40
 

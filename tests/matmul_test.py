@@ -16,13 +16,13 @@ from spdf_jax import sparsity
 from spdf_jax import training
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator import wafer
-from spdf_jax.training.losses import create_loss_scale
-from spdf_jax.training.matmul import check_devices
-from spdf_jax.training.matmul import dense_apply
-from spdf_jax.training.matmul import mask_sparsity
-from spdf_jax.training.matmul import SparseSteps
-from spdf_jax.training.matmul import without_masks
 from spdf_jax.training.own_models import OwnModel
+from spdf_jax.training.step.losses import create_loss_scale
+from spdf_jax.training.step.matmul import check_devices
+from spdf_jax.training.step.matmul import dense_apply
+from spdf_jax.training.step.matmul import mask_sparsity
+from spdf_jax.training.step.matmul import SparseSteps
+from spdf_jax.training.step.matmul import without_masks
 
 needs_kernels = pytest.mark.skipif(
     not native.is_available(), reason='no native kernels on this machine'

@@ -8,7 +8,7 @@ from tiny_run import make_run
 from spdf_jax import models
 from spdf_jax.models.decoder import HIDDEN_KERNELS
 from spdf_jax.sparsity.trees import path_name
-from spdf_jax.training import mesh
+from spdf_jax.training.step import mesh
 
 pytestmark = pytest.mark.sharding
 

@@ -10,11 +10,11 @@ import pytest
 from real_data import data_path
 from real_data import meteor_jar
 
+from experiments.scores.metrics import ngrams
 from experiments.scores.protocols import score_texts
-from spdf_jax.evaluation.metrics import ngrams
-from spdf_jax.evaluation.metrics.texts import fold_to_ascii
-from spdf_jax.evaluation.metrics.texts import split_at_non_words
-from spdf_jax.evaluation.metrics.texts import without_empty
+from spdf_jax.evaluation.texts import fold_to_ascii
+from spdf_jax.evaluation.texts import split_at_non_words
+from spdf_jax.evaluation.texts import without_empty
 
 # Finds nltk without importing it, which takes seconds in every worker.
 pytestmark = pytest.mark.skipif(

@@ -3,7 +3,7 @@
 
 import pytest
 
-from spdf_jax.training import metrics
+from spdf_jax.training.loop import metrics
 
 
 def write_steps(path, resume_step, steps):

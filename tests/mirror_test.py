@@ -12,10 +12,10 @@ from remote_test import bucket_class
 from tiny_run import assert_same_arrays
 from tiny_run import make_run
 
+from experiments.launch import mirror
 from spdf_jax import training
-from spdf_jax.runs import mirror
-from spdf_jax.training.metrics import read_rows
-from spdf_jax.training.workdir import saved_steps
+from spdf_jax.training.checkpoints.workdir import saved_steps
+from spdf_jax.training.loop.metrics import read_rows
 
 pytestmark = pytest.mark.ci
 

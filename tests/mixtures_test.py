@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from experiments import preparation
 from spdf_jax import data
 
 LENGTH = 8
@@ -140,7 +141,7 @@ def prepared(folder, name, tokenizer='bytes'):
   path.write_text(''.join(
       json.dumps({'text': f'{name} {i}' * 9}) + '\n' for i in range(90)
   ))
-  data.prepare_files(path, tokenizer=tokenizer, output=folder / name,
+  preparation.prepare_files(path, tokenizer=tokenizer, output=folder / name,
                 validation=0.2, test=0.2)
   return str(folder / name)
 

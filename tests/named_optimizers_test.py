@@ -22,12 +22,12 @@ from spdf_jax.training import parse
 from spdf_jax.training import Phase
 from spdf_jax.training import Plan
 from spdf_jax.training import Run
-from spdf_jax.training.identity import read_config
-from spdf_jax.training.identity import run_identity
-from spdf_jax.training.optimizers import check_optimizer
-from spdf_jax.training.optimizers import create_optimizer
-from spdf_jax.training.optimizers import OPTIMIZERS
-from spdf_jax.training.optimizers import read_optimizer
+from spdf_jax.training.checkpoints.identity import read_config
+from spdf_jax.training.checkpoints.identity import run_identity
+from spdf_jax.training.step.optimizers import check_optimizer
+from spdf_jax.training.step.optimizers import create_optimizer
+from spdf_jax.training.step.optimizers import OPTIMIZERS
+from spdf_jax.training.step.optimizers import read_optimizer
 
 # Optimizers of optax that warn of their own arguments.
 pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings(

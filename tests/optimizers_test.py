@@ -12,7 +12,7 @@ from tiny_run import static
 
 import spdf_jax as spdf
 from spdf_jax import training
-from spdf_jax.training.optimizers import matrices
+from spdf_jax.training.step.optimizers import matrices
 
 B1, B2, EPS, CLIP, DECAY = 0.9, 0.95, 1e-8, 1.0, 0.1
 PHASE = training.Phase(

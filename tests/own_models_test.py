@@ -19,20 +19,20 @@ from tiny_run import CONFIG
 import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import models
+from spdf_jax.accelerator import crossovers
 from spdf_jax.accelerator import native
 from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import to_layers
-from spdf_jax.training import crossovers
 from spdf_jax.training import parse
 from spdf_jax.training import Run
-from spdf_jax.training.identity import read_config
-from spdf_jax.training.identity import run_identity
-from spdf_jax.training.matmul import sparse_steps
-from spdf_jax.training.matmul import without_masks
+from spdf_jax.training.checkpoints.identity import read_config
+from spdf_jax.training.checkpoints.identity import run_identity
 from spdf_jax.training.own_models import create_own_model
 from spdf_jax.training.own_models import OwnSizes
-from spdf_jax.training.step import create_state
-from spdf_jax.training.step import train_step
+from spdf_jax.training.step.matmul import sparse_steps
+from spdf_jax.training.step.matmul import without_masks
+from spdf_jax.training.step.state import create_state
+from spdf_jax.training.step.step import train_step
 
 pytestmark = pytest.mark.ci
 

@@ -13,7 +13,7 @@ from tiny_run import assert_same_arrays
 from tiny_run import without_times
 
 from spdf_jax.data import prepare_corpus
-from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.loop.metrics import read_rows
 
 pytestmark = pytest.mark.slow
 

@@ -13,14 +13,14 @@ from configs import quickstart
 from experiments.papers import paper_tables
 from experiments.papers.paper_tables import report
 from experiments.papers.published_results import RESULTS
+from experiments.scores.ancestry import read_ancestry
 from experiments.scores.lambada import LAMBADA_PROTOCOLS
 from experiments.scores.protocols import PROTOCOLS
 from experiments.scores.scored_runs import find_runs
 from experiments.scores.suites import SUITES
 from experiments.scores.task_scores import TEXT_PROTOCOLS
 from spdf_jax.models import PRESETS
-from spdf_jax.runs.ancestry import read_ancestry
-from spdf_jax.training.fields import plain
+from spdf_jax.training.configs.fields import plain
 
 pytestmark = pytest.mark.papers
 

@@ -8,7 +8,7 @@ import pytest
 from tiny_run import make_config
 from tiny_run import run_of
 
-from spdf_jax.training.config import parse
+from spdf_jax.training.configs.config import parse
 
 SPARSE = dict(
     name='sparse-mup', base_width=8, base_density=1.0, embeddings_scale=2.0,

@@ -15,7 +15,7 @@ from spdf_jax.sparsity import Algorithm
 from spdf_jax.training import create_plan
 from spdf_jax.training import Phase
 from spdf_jax.training import Plan
-from spdf_jax.training.config import parse_phases
+from spdf_jax.training.configs.config import parse_phases
 
 PHASE = Phase(
     name='sparse', steps=10, data='corpus', batch_size=2, length=8,

@@ -13,10 +13,10 @@ from configs import planned
 from experiments.planner import machines
 from experiments.planner import stages
 from experiments.planner.stages import Stages
+from experiments.wafer.run_costs import simulate_run
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
-from spdf_jax.costs.wafer_costs import simulate_run
 from spdf_jax.models import PRESETS
 from spdf_jax.training import Run
 

@@ -16,20 +16,20 @@ from real_data import data_path
 
 from experiments.papers import arm_report
 from experiments.papers import json_files
-from experiments.papers import pool_data
-from experiments.papers import pool_identity
-from experiments.papers import pool_processes
-from experiments.papers import pool_worker
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
-from experiments.papers.pool import all_jobs
-from experiments.papers.pool import choose
-from experiments.papers.pool import Entry
-from experiments.papers.pool import next_jobs
-from experiments.papers.pool import run_all
-from experiments.papers.pool import tried
-from experiments.papers.pool_identity import RESULTS
 from experiments.papers.scales import SCALES
+from experiments.pool import data as pool_data
+from experiments.pool import identity as pool_identity
+from experiments.pool import processes as pool_processes
+from experiments.pool import worker as pool_worker
+from experiments.pool.identity import RESULTS
+from experiments.pool.pool import all_jobs
+from experiments.pool.pool import choose
+from experiments.pool.pool import Entry
+from experiments.pool.pool import next_jobs
+from experiments.pool.pool import run_all
+from experiments.pool.pool import tried
 
 pytestmark = pytest.mark.papers
 

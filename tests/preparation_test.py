@@ -14,10 +14,10 @@ from text_files import make_zst
 from text_files import TEXTS
 from text_files import write_json_lines
 
+from experiments.preparation import files as preparation
+from experiments.preparation.documents import read_tokens
 from spdf_jax import data
 from spdf_jax.data.corpora import SPLITS
-from spdf_jax.data.prepare import files as preparation
-from spdf_jax.data.prepare.documents import read_tokens
 
 TOKENIZER = data.train_bpe(TEXTS, 300)
 SHARES = dict(validation=0.2, test=0.2)
@@ -36,7 +36,7 @@ def documents(corpus):
 
 
 def prepare(source, folder, tokenizer='bytes', **changes):
-  return data.prepare_files(
+  return preparation.prepare_files(
       source, tokenizer=tokenizer, output=folder, **{**SHARES, **changes}
   )
 
@@ -117,7 +117,7 @@ def test_a_killed_preparation_continues_and_gives_the_same(
     write_json_lines(folder / f'{i}.jsonl', TEXTS[20 * i:20 * i + 20] + [''])
   (folder / 'long.txt').write_text('many words ' * 500)
   monkeypatch.setattr(preparation, '_BATCH', 200)
-  monkeypatch.setattr('spdf_jax.data.prepare.documents._PIECE', 300)
+  monkeypatch.setattr('experiments.preparation.documents._PIECE', 300)
   expected = prepare(folder, tmp_path / 'a' / 'x', 'bpe-300')
   monkeypatch.setattr(preparation, '_SAVE_EVERY', 500)
   reports = []
@@ -266,7 +266,7 @@ def test_bad_arguments_get_one_sentence(lines, tmp_path):
 def test_one_text_file_is_cut_so_that_some_of_it_validates(tmp_path):
   text = ''.join(f'Line {i} of the play.\n' for i in range(4000))
   (tmp_path / 'input.txt').write_text(text)
-  corpus = data.prepare_files(
+  corpus = preparation.prepare_files(
       tmp_path / 'input.txt', tokenizer='bytes', output=tmp_path / 'a',
       validation=0.1, test=0.1,
   )

@@ -7,8 +7,8 @@ import sys
 import jax
 import pytest
 
-from spdf_jax.training import processes
-from spdf_jax.training.processes import join_processes
+from spdf_jax.training.loop import processes
+from spdf_jax.training.loop.processes import join_processes
 
 WHOLE = dict(
     JAX_COORDINATOR_ADDRESS='host:1234', JAX_NUM_PROCESSES='4',
@@ -103,7 +103,7 @@ def test_modes_are_named():
 
 FREE_MEMORY = '''
 import numpy as np
-from spdf_jax.training import processes
+from spdf_jax.training.loop import processes
 
 def resident():
   with open('/proc/self/statm') as file:

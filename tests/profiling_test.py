@@ -6,8 +6,8 @@ import pytest
 from tiny_run import assert_same_arrays
 from tiny_run import make_run
 
-from spdf_jax.training import profiling
 from spdf_jax.training import train
+from spdf_jax.training.loop import profiling
 
 pytestmark = pytest.mark.ci
 

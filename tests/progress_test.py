@@ -9,9 +9,9 @@ from tiny_run import DENSE
 
 from spdf_jax.training import Phase
 from spdf_jax.training import Plan
-from spdf_jax.training.early_stop import Best
-from spdf_jax.training.progress import format_seconds
-from spdf_jax.training.progress import Progress
+from spdf_jax.training.configs.early_stop import Best
+from spdf_jax.training.loop.progress import format_seconds
+from spdf_jax.training.loop.progress import Progress
 
 
 def make_phase(name, steps, batch_size):

@@ -17,7 +17,7 @@ pytestmark = [
 from configs import quickstart  # noqa: E402
 from experiments import race  # noqa: E402
 from experiments.launch import config_file  # noqa: E402
-from experiments.papers import pool_worker  # noqa: E402
+from experiments.pool import worker as pool_worker  # noqa: E402
 
 NAMES = 'dense.py,sparse.py:x=1,y=2'
 BEST = 2e-3

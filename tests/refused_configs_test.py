@@ -15,12 +15,13 @@ pytestmark = pytest.mark.skipif(
     not (ROOT / 'experiments').is_dir(), reason='needs the checkout'
 )
 
+from experiments import preparation  # noqa: E402
 from experiments.launch import config_file  # noqa: E402
 from spdf_jax import data  # noqa: E402
 from spdf_jax.runs import lifecycle  # noqa: E402
 from spdf_jax.training import Run  # noqa: E402
-from spdf_jax.training.config import parse  # noqa: E402
-from spdf_jax.training.config import parse_mesh  # noqa: E402
+from spdf_jax.training.configs.config import parse  # noqa: E402
+from spdf_jax.training.configs.config import parse_mesh  # noqa: E402
 
 SECONDS = 300  # of patience with a child process.
 PRETRAIN = 'phases__pretrain__'
@@ -209,7 +210,7 @@ def test_a_run_refused_for_its_size_leaves_no_workdir(tmp_path):
 def test_validation_splits_without_a_row_are_refused(tmp_path):
   texts = [json.dumps(dict(text=f'Text {i}.')) for i in range(1000)]
   (tmp_path / 'a.jsonl').write_text('\n'.join(texts))
-  data.prepare_files(
+  preparation.prepare_files(
       tmp_path / 'a.jsonl', tokenizer='bytes', output=tmp_path / 'corpus',
       validation=0.002, test=0.002, workers=1,
   )

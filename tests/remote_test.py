@@ -9,13 +9,13 @@ import time
 
 import pytest
 
+from experiments.preparation import prepare_files
 from experiments.sweep import run_sweep
 from spdf_jax import files
 from spdf_jax.data import prepare_corpus
-from spdf_jax.data import prepare_files
 from spdf_jax.data import read_tokenizer
 from spdf_jax.data.corpora import SPLITS
-from spdf_jax.training.workdir import check_workdir
+from spdf_jax.training.checkpoints.workdir import check_workdir
 
 URL = 's3://bucket/corpora/books'
 

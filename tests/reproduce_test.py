@@ -18,14 +18,14 @@ import pytest
 from quickstart_runs import ROOT
 
 from experiments.papers import json_files
-from experiments.papers import pool_data
-from experiments.papers import pool_identity
-from experiments.papers import pool_worker
 from experiments.papers import reproduction
-from experiments.papers.pool_identity import identify
-from experiments.papers.pool_results import read_results
 from experiments.papers.reproduction import reproduce
 from experiments.papers.scales import SCALES
+from experiments.pool import data as pool_data
+from experiments.pool import identity as pool_identity
+from experiments.pool import worker as pool_worker
+from experiments.pool.identity import identify
+from experiments.pool.results import read_results
 from spdf_jax import data
 
 pytestmark = pytest.mark.papers

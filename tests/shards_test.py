@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
-from spdf_jax.data import join_shards
+from experiments.preparation import files as preparation
+from experiments.preparation import join_shards
+from experiments.preparation import prepare_files
+from experiments.preparation import prepare_shard
+from experiments.preparation import shards
+from experiments.preparation.inputs import read_documents
 from spdf_jax.data import open_corpus
-from spdf_jax.data import prepare_files
-from spdf_jax.data import prepare_shard
-from spdf_jax.data.prepare import files as preparation
-from spdf_jax.data.prepare import shards
-from spdf_jax.data.prepare.inputs import read_documents
 
 ARGUMENTS = dict(tokenizer='bpe-280', validation=0.2, test=0.2)
 

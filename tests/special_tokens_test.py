@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import preparation
 from experiments.scores import lambada
 from spdf_jax import data
 from spdf_jax import evaluation
@@ -185,7 +186,7 @@ def test_texts_begin_with_it_wherever_they_are_scored_or_trained(
   path.write_text(''.join(
       json.dumps({'text': f'to be {i}'}) + '\n' for i in range(40)
   ))
-  corpus = data.prepare_files(
+  corpus = preparation.prepare_files(
       path, tokenizer=tmp_path / 'model', output=tmp_path / 'corpus',
       validation=0.1, test=0.1,
   )

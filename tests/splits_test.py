@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from spdf_jax.data.prepare.documents import Piece
-from spdf_jax.data.prepare.files import prepare_files
-from spdf_jax.data.prepare.splits import choose_splits
-from spdf_jax.data.prepare.splits import name_splits
+from experiments.preparation.documents import Piece
+from experiments.preparation.files import prepare_files
+from experiments.preparation.splits import choose_splits
+from experiments.preparation.splits import name_splits
 
 FILE = Path('a.jsonl')
 SPLITS = ('train', 'validation', 'test')

@@ -24,12 +24,12 @@ from spdf_jax.accelerator import native
 from spdf_jax.sparsity.storage import kept_sizes
 from spdf_jax.sparsity.storage import pack_state
 from spdf_jax.sparsity.storage import unpack_state
-from spdf_jax.training.metrics import read_rows
-from spdf_jax.training.storage import bytes_per_weight
-from spdf_jax.training.storage import check_storage
-from spdf_jax.training.storage import is_compact
-from spdf_jax.training.storage import is_compact_at
-from spdf_jax.training.storage import planned_state
+from spdf_jax.training.loop.metrics import read_rows
+from spdf_jax.training.step.storage import bytes_per_weight
+from spdf_jax.training.step.storage import check_storage
+from spdf_jax.training.step.storage import is_compact
+from spdf_jax.training.step.storage import is_compact_at
+from spdf_jax.training.step.storage import planned_state
 
 
 def total(step, params):

@@ -22,9 +22,14 @@ LAUNCH = '''
 import collections, functools, inspect, json, sys
 from experiments import train
 from experiments.launch import console
-from spdf_jax.training import (
-    config, initial_mask, inputs, matmul, optimizers, plan, storage, workdir,
-)
+from spdf_jax.training.configs import config
+from spdf_jax.training import initial_mask
+from spdf_jax.training import inputs
+from spdf_jax.training.step import matmul
+from spdf_jax.training.step import optimizers
+from spdf_jax.training import plan
+from spdf_jax.training.step import storage
+from spdf_jax.training.checkpoints import workdir
 from spdf_jax.training import Run
 
 calls, stack = collections.Counter(), []

@@ -10,10 +10,10 @@ import threading
 
 import pytest
 
-from spdf_jax import data
+from experiments import preparation
+from experiments.preparation import files
+from experiments.preparation import inputs
 from spdf_jax.data.corpora import SPLITS
-from spdf_jax.data.prepare import files
-from spdf_jax.data.prepare import inputs
 
 TEXTS = [f'Text {i}: élan. ' * (1 + i % 5) for i in range(60)]
 
@@ -35,7 +35,9 @@ def folder(tmp_path):
 
 
 def prepare(source, output, **changes):
-  return data.prepare_files(source, tokenizer='bytes', output=output, **changes)
+  return preparation.prepare_files(
+      source, tokenizer='bytes', output=output, **changes
+  )
 
 
 def tokens_of(corpus):
@@ -93,10 +95,10 @@ def test_shards_of_a_stream_are_joined_to_the_whole(folder, tmp_path):
   expected = prepare(f'hf:{folder}', tmp_path / 'a' / 'x')
   output = tmp_path / 'b' / 'x'
   for number in range(1, total + 1):
-    data.prepare_shard(
+    preparation.prepare_shard(
         f'hf:{folder}', f'{number}/{total}', tokenizer='bytes', output=output
     )
-  assert data.join_shards(output).fingerprint == expected.fingerprint
+  assert preparation.join_shards(output).fingerprint == expected.fingerprint
 
 
 @pytest.mark.parametrize('name', ['a.jsonl.gz', 'a.jsonl'])

@@ -18,7 +18,7 @@ from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
 from spdf_jax.sparsity.trees import path_name
-from spdf_jax.training.checkpoint_files import write_params
+from spdf_jax.training.checkpoints.files import write_params
 
 pytestmark = pytest.mark.papers
 

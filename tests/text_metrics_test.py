@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from experiments.scores import metrics
+from experiments.scores.metrics import cider
+from experiments.scores.metrics import multi_bleu
+from experiments.scores.metrics import nist
+from experiments.scores.metrics import nist_python
+from experiments.scores.metrics import rouge_l
+from experiments.scores.metrics import why_no_meteor
+from experiments.scores.metrics.edits import align
+from experiments.scores.metrics.edits import edit_distances
+from experiments.scores.metrics.edits import translation_edits
 from experiments.scores.protocols import PROTOCOLS
 from experiments.scores.protocols import score_texts
 from spdf_jax.evaluation import bleu
 from spdf_jax.evaluation import chrf
-from spdf_jax.evaluation import metrics
-from spdf_jax.evaluation.metrics import cider
-from spdf_jax.evaluation.metrics import multi_bleu
-from spdf_jax.evaluation.metrics import nist
-from spdf_jax.evaluation.metrics import nist_python
-from spdf_jax.evaluation.metrics import rouge_l
-from spdf_jax.evaluation.metrics import why_no_meteor
-from spdf_jax.evaluation.metrics.edits import align
-from spdf_jax.evaluation.metrics.edits import edit_distances
-from spdf_jax.evaluation.metrics.edits import translation_edits
-from spdf_jax.evaluation.metrics.texts import caption_words
+from spdf_jax.evaluation.texts import caption_words
 
 # Finds nltk without importing it, which takes seconds in every worker.
 pytestmark = pytest.mark.skipif(

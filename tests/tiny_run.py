@@ -11,7 +11,7 @@ import numpy as np
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.training.config import parse
+from spdf_jax.training.configs.config import parse
 
 V, L = 16, 8
 CORPUS = types.SimpleNamespace(tokenizer=data.ByteTokenizer())

@@ -13,9 +13,9 @@ import pytest
 from real_data import data_path
 import text_files
 
+from experiments.preparation import encoding
+from experiments.preparation.documents import Piece
 from spdf_jax.data import tokenizer_files
-from spdf_jax.data.prepare import encoding
-from spdf_jax.data.prepare.documents import Piece
 from spdf_jax.data.tokenizers import bpe_from_parts
 from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import LibraryTokenizer

@@ -14,7 +14,7 @@ from tiny_run import make_run
 
 from spdf_jax import training
 from spdf_jax.sparsity.trees import path_name
-from spdf_jax.training.processes import join_processes
+from spdf_jax.training.loop.processes import join_processes
 
 
 def main(workdir, mesh, killed_at=None):

@@ -8,10 +8,10 @@ import quickstart_runs
 
 from configs import spdf as spdf_config
 from experiments.wafer import report
+from experiments.wafer import run_costs
+from experiments.wafer.run_costs import training_step
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.program import Product
-from spdf_jax.costs import training_step
-from spdf_jax.costs import wafer_costs
 from spdf_jax.models import PRESETS
 from spdf_jax.training import Run
 
@@ -38,7 +38,7 @@ def static():
 
 
 def test_an_estimate_is_the_sum_of_its_steps(static):
-  estimate = wafer_costs.simulate_run(static, DEVICE)
+  estimate = run_costs.simulate_run(static, DEVICE)
   sparse, dense = estimate.phases
   assert [p.sparsity for p in estimate.phases] == pytest.approx([0.75, 0])
   assert sparse.seconds < sparse.dense_seconds
@@ -56,7 +56,7 @@ def test_a_traced_recipe_is_near_the_closed_form(static):
   # Far from the calibration points: here elementwise operations weigh most.
   shape = static.model.config
   form = wafer.report_on(training_step(shape, 4, 32), DEVICE)
-  traced = wafer_costs.simulate_run(static, DEVICE).phases[1].seconds / 15
+  traced = run_costs.simulate_run(static, DEVICE).phases[1].seconds / 15
   assert traced == pytest.approx(form.seconds, rel=0.01)
 
 
@@ -67,23 +67,23 @@ def test_the_selection_of_masks_has_no_products():
     return own + sum(map(count, inside))
 
   for algorithm in (RIGL, None):
-    step = wafer_costs.trace_step(make_run(algorithm), 4, 32)
+    step = run_costs.trace_step(make_run(algorithm), 4, 32)
     assert count(step) == 3 * 6 + 3  # And the head.
 
 
 def test_batches_that_do_not_fit_are_split_into_micro_batches(static):
   config = static.model.config
-  fits_one = wafer_costs.advise_batch(config, DEVICE, 32).working_set * 1.5
+  fits_one = run_costs.advise_batch(config, DEVICE, 32).working_set * 1.5
   small = dataclasses.replace(DEVICE, sram=fits_one)
-  phase = wafer_costs.simulate_run(static, small).phases[0]
+  phase = run_costs.simulate_run(static, small).phases[0]
   assert phase.micro_batches == 4
-  larger = wafer_costs.simulate_run(static, DEVICE).phases[0]
+  larger = run_costs.simulate_run(static, DEVICE).phases[0]
   assert phase.seconds > larger.seconds
-  phase = wafer_costs.simulate_run(static, small, 4).phases[0]
+  phase = run_costs.simulate_run(static, small, 4).phases[0]
   assert phase.micro_batches == 1
   tiny = dataclasses.replace(DEVICE, sram=fits_one / 2)
   with pytest.raises(ValueError, match='one sequence of 32 tokens'):
-    wafer_costs.simulate_run(static, tiny)
+    run_costs.simulate_run(static, tiny)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_batches_that_do_not_fit_are_split_into_micro_batches(static):
 def test_the_micro_batches_of_the_vendor_fit(
     preset, batch, stash
 ):
-  found = wafer_costs.advise_batch(PRESETS[preset], DEVICE, 2048)
+  found = run_costs.advise_batch(PRESETS[preset], DEVICE, 2048)
   assert batch <= found.largest
   assert batch * found.stash / 1e9 == pytest.approx(stash, abs=0.06)
   assert (batch <= found.advised) == (stash < 40)
@@ -103,7 +103,7 @@ def test_the_micro_batches_of_the_vendor_fit(
 
 def test_inference_is_faster_with_zeros(static):
   decode = True
-  found = wafer_costs.simulate_inference(
+  found = run_costs.simulate_inference(
       static, DEVICE, batch_size=2, length=32, decode=decode
   )
   sparse, dense = found
@@ -115,7 +115,7 @@ def test_inference_is_faster_with_zeros(static):
 
 
 def test_the_text_of_an_estimate_has_phases_energy_and_sources(static):
-  estimate = wafer_costs.simulate_run(static, DEVICE, 2)
+  estimate = run_costs.simulate_run(static, DEVICE, 2)
   text = report.format_estimate(
       estimate, static, price=report.Rate(10, 'a price list'),
       carbon=report.Rate(0.4, 'a grid'),
@@ -135,7 +135,7 @@ def test_cost_energy_and_carbon_are_those_of_the_post_on_iterative_pruning():
   config.model.update(preset='gpt3-175b', remat='none')
   config.phases.pretrain.duration = '300B tokens'
   run = Run.create(config, planning=True)
-  estimate = wafer_costs.simulate_run(run, DEVICE, 64)
+  estimate = run_costs.simulate_run(run, DEVICE, 64)
   phase, = estimate.phases
   # 3.23e23 by the formula, and elementwise operations, which are not in it.
   assert phase.flops == pytest.approx(3.14e23, rel=0.05)

@@ -19,11 +19,11 @@ from experiments.wafer import report
 from experiments.wafer import sweeps
 from experiments.wafer import validation
 from experiments.wafer import variants
+from experiments.wafer.run_costs import training_step
 from spdf_jax import models
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.costs import training_step
 
 DEVICE = wafer.create_device('cs2')
 GPT3_XL = models.PRESETS['gpt3-xl']

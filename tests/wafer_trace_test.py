@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.wafer.run_costs import training_step
 from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax.accelerator import bf16_matmul
@@ -28,7 +29,6 @@ from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import ScoreProduct
-from spdf_jax.costs import training_step
 from spdf_jax.data import Batch
 from spdf_jax.models import create_model
 from spdf_jax.models import sparsifiable

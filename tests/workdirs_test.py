@@ -7,7 +7,7 @@ import pytest
 from spdf_jax import files
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import read_run
-from spdf_jax.training import metrics
+from spdf_jax.training.loop import metrics
 
 PHASE = {
     'name': 'sparse',

@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from spdf_jax.training.writers import AllWriters
-from spdf_jax.training.writers import choose_writers
+from spdf_jax.training.loop.writers import AllWriters
+from spdf_jax.training.loop.writers import choose_writers
 
 ROWS = [(1, {'train/loss': 3.5, 'phase': 'a'}), (2, {'train/loss': 3.0})]
 

@@ -14,10 +14,10 @@ from spdf_jax import sparsity
 from spdf_jax.costs import plan_costs
 from spdf_jax.runs import markdown
 from spdf_jax.sparsity import trees
-from spdf_jax.training import storage
-from spdf_jax.training import workdir
-from spdf_jax.training.phases import Phase
+from spdf_jax.training.checkpoints import workdir
+from spdf_jax.training.configs.phases import Phase
 from spdf_jax.training.run import Run
+from spdf_jax.training.step import storage
 
 _FLOPS_NOTE = """\
 Of dense: against the same steps without sparsity. With embedding: the lookup of

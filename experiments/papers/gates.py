@@ -15,7 +15,6 @@ import math
 import statistics
 from typing import NamedTuple
 
-from experiments.papers import pool
 from experiments.papers import scales
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
@@ -24,11 +23,12 @@ from experiments.papers.arms import TUNED
 from experiments.papers.arms import with_parents
 from experiments.papers.claims import Claim
 from experiments.papers.claims import Measured
-from experiments.papers.pool import Done
-from experiments.papers.pool import Entry
 from experiments.papers.scale import EPOCHS
 from experiments.papers.scale import Scale
 from experiments.papers.scale import TOKENS_PER_PARAMETER
+from experiments.pool import pool
+from experiments.pool.pool import Done
+from experiments.pool.pool import Entry
 
 MARGIN = 0.1
 """Smallest difference in G1, G2, G5 and G6, in nats."""

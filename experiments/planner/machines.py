@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.wafer import gpus
+from experiments.wafer import run_costs
 from spdf_jax import names
 from spdf_jax.accelerator import wafer
-from spdf_jax.costs import wafer_costs
 from spdf_jax.data import Batch
 from spdf_jax.training.run import Run
 
@@ -72,7 +72,7 @@ def step_seconds(
   if machine in WAFERS:
     return _on_wafer(run, wafer.create_device(machine), count)
   phase = run.plan.phases[0]
-  program = wafer_costs.trace_step(run, phase.batch_size, phase.length)
+  program = run_costs.trace_step(run, phase.batch_size, phase.length)
   seconds = gpus.roofline_seconds(program, machine, count=count)
   return lambda sparsity: seconds
 
@@ -137,7 +137,7 @@ def _on_wafer(
     run: Run, device: wafer.WaferDevice, systems: int
 ) -> Seconds:
   phase = run.plan.phases[0]
-  report = wafer_costs.step_reports(run, device, systems)
+  report = run_costs.step_reports(run, device, systems)
 
   @functools.cache
   def seconds(sparsity: float) -> float:

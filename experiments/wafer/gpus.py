@@ -79,7 +79,7 @@ def roofline_seconds(
     >>> from spdf_jax.models import PRESETS
     >>> xl = PRESETS['gpt3-xl']
     >>> dense, sparse = (
-    ...     roofline_seconds(costs.training_step(xl, 64, 2048, s), 'h100')
+    ...     roofline_seconds(run_costs.training_step(xl, 64, 2048, s), 'h100')
     ...     for s in (0.0, 0.75))
     >>> dense == sparse
     True

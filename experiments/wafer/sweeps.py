@@ -37,7 +37,7 @@ def sweep_sparsities(
   Example:
     >>> from spdf_jax import costs, models
     >>> config = models.GPTConfig(1000, 2, 4, 4096, 16384, 2048)
-    >>> step = costs.training_step(config, 64, 2048, 0.5)
+    >>> step = run_costs.training_step(config, 64, 2048, 0.5)
     >>> seconds = sweep_sparsities(
     ...     step, wafer.create_device('cs2'), np.linspace(0, 0.9, 1000))
     >>> seconds.shape, bool((np.diff(seconds) <= 0).all())
@@ -78,7 +78,7 @@ def sensitivities(
   Example:
     >>> from spdf_jax import costs, models
     >>> config = models.GPTConfig(1000, 2, 4, 4096, 16384, 2048)
-    >>> step = costs.training_step(config, 64, 2048)
+    >>> step = run_costs.training_step(config, 64, 2048)
     >>> found = sensitivities(step, wafer.create_device('cs2', 'ideal'))
     >>> f"{found['clock']:.2f}, {found['sram']:.2f}"
     '-1.00, 0.00'
@@ -137,7 +137,7 @@ def strong_scaling(
   Example:
     >>> from spdf_jax import costs, models
     >>> xl = models.PRESETS['gpt3-xl']
-    >>> step = costs.training_step(xl, 528, 2048)
+    >>> step = run_costs.training_step(xl, 528, 2048)
     >>> found = strong_scaling(step, wafer.create_device('cs2'), [1, 4, 16])
     >>> [f'{speedup:.1f}' for speedup in found]
     ['1.0', '3.6', '11.0']
@@ -162,7 +162,7 @@ def weak_scaling(
   Example:
     >>> from spdf_jax import costs, models
     >>> xl = models.PRESETS['gpt3-xl']
-    >>> step = costs.training_step(xl, 132, 2048)
+    >>> step = run_costs.training_step(xl, 132, 2048)
     >>> found = weak_scaling(step, wafer.create_device('cs2'), [1, 16])
     >>> [f'{speedup:.1f}' for speedup in found]
     ['1.0', '15.3']

@@ -11,12 +11,12 @@ from spdf_jax.accelerator.pallas.lowering import BLOCKS
 from spdf_jax.accelerator.wafer import execute
 from spdf_jax.costs import flops as formula
 from spdf_jax.sparsity import algorithms
-from spdf_jax.training import distillation
 from spdf_jax.training import plan as plans
-from spdf_jax.training.phases import Phase
+from spdf_jax.training.configs.phases import Phase
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.plan import PlannedSparsity
 from spdf_jax.training.run import Run
+from spdf_jax.training.step import teacher as teachers
 
 Record = Mapping[str, Any]
 
@@ -62,7 +62,7 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
   """
   sizes = run.model.config
   source = run.config.loss.teacher
-  teacher = None if source is None else distillation.teacher_config(source)
+  teacher = None if source is None else teachers.teacher_config(source)
 
   def cost(phase, sparsity, dense_grads):
     flops = formula.training_flops(

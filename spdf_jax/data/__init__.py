@@ -11,13 +11,10 @@ from spdf_jax.data.corpora import open_corpus
 from spdf_jax.data.corpora import prepare_corpus
 from spdf_jax.data.corpora import read_tokenizer
 from spdf_jax.data.corpora import verify_corpus
+from spdf_jax.data.corpora import write_corpus
 from spdf_jax.data.examples import encode_pairs
 from spdf_jax.data.examples import Examples
 from spdf_jax.data.mixtures import Mixture
-from spdf_jax.data.prepare import join_shards
-from spdf_jax.data.prepare import PreparationProgress
-from spdf_jax.data.prepare import prepare_files
-from spdf_jax.data.prepare import prepare_shard
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import PlannedCorpus
 from spdf_jax.data.sources import PlannedExamples
@@ -61,7 +58,6 @@ __all__ = [
     'PlannedCorpus',
     'PlannedExamples',
     'PlannedTokenizer',
-    'PreparationProgress',
     'Source',
     'Task',
     'TokenFile',
@@ -71,7 +67,6 @@ __all__ = [
     'evaluation_batches',
     'export_tokenizer',
     'format_sizes',
-    'join_shards',
     'load_task',
     'load_tokenizer',
     'merge_equal_contexts',
@@ -82,8 +77,6 @@ __all__ = [
     'open_tokenizer',
     'permute',
     'prepare_corpus',
-    'prepare_files',
-    'prepare_shard',
     'read_tokenizer',
     'save_tokenizer',
     'schedule_batches',
@@ -92,5 +85,6 @@ __all__ = [
     'verify_corpus',
     'verify_token_file',
     'with_special_tokens',
+    'write_corpus',
     'write_token_file',
 ]

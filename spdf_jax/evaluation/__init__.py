@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation of a model: loss, generation, text metrics and n-gram baselines.
+"""Evaluation of a model: loss, generation, tasks and n-gram baselines.
 
 An evaluator is a function `evaluate(step, params)` that owns its data and
 yields `(name, value)` pairs, e.g. `('validation/loss', 3.2)`.

@@ -19,9 +19,9 @@ from spdf_jax.data import special_tokens
 from spdf_jax.runs import read
 from spdf_jax.runs import report
 from spdf_jax.runs.read import RunRecord
-from spdf_jax.training import processes
 from spdf_jax.training import Run
-from spdf_jax.training.writers import Open
+from spdf_jax.training.loop import processes
+from spdf_jax.training.loop.writers import Open
 
 logger = logging.getLogger('spdf_jax')
 
@@ -41,7 +41,7 @@ def launch(
     config: A ConfigDict or mapping with the fields of `configs/base.py`.
     workdir: Folder for checkpoints, metrics, generations and `report.md`.
     writers: Functions `(workdir, config, step)` that open additional writers of
-      metrics, e.g. those of `training.writers.choose_writers(['wandb'])`.
+      metrics, e.g. those of `training.loop.writers.choose_writers(['wandb'])`.
 
   Returns:
     The finished run. Without matplotlib a warning is logged and no report is

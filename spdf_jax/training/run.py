@@ -21,30 +21,30 @@ from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax.sparsity import tracking
 from spdf_jax.sparsity.selection import Where
-from spdf_jax.training import checkpoint_files
-from spdf_jax.training import checkpoints
-from spdf_jax.training import config as configs
-from spdf_jax.training import distillation
 from spdf_jax.training import initial_mask
 from spdf_jax.training import inputs
-from spdf_jax.training import losses
-from spdf_jax.training import matmul
-from spdf_jax.training import mesh as meshes
-from spdf_jax.training import optimizers
 from spdf_jax.training import own_models
 from spdf_jax.training import plan as plans
-from spdf_jax.training import processes
-from spdf_jax.training import storage
-from spdf_jax.training import workdir as workdirs
-from spdf_jax.training.config import RunConfig
-from spdf_jax.training.early_stop import Best
+from spdf_jax.training.checkpoints import files as checkpoint_files
+from spdf_jax.training.checkpoints import manager as checkpoints
+from spdf_jax.training.checkpoints import workdir as workdirs
+from spdf_jax.training.configs import config as configs
+from spdf_jax.training.configs.config import RunConfig
+from spdf_jax.training.configs.early_stop import Best
+from spdf_jax.training.configs.settings import ModelConfig
+from spdf_jax.training.loop import processes
 from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.plan import Plan
-from spdf_jax.training.settings import ModelConfig
-from spdf_jax.training.step import create_state
-from spdf_jax.training.step import frozen_at
-from spdf_jax.training.step import train_step
-from spdf_jax.training.step import TrainState
+from spdf_jax.training.step import losses
+from spdf_jax.training.step import matmul
+from spdf_jax.training.step import mesh as meshes
+from spdf_jax.training.step import optimizers
+from spdf_jax.training.step import storage
+from spdf_jax.training.step import teacher
+from spdf_jax.training.step.frozen import frozen_at
+from spdf_jax.training.step.state import create_state
+from spdf_jax.training.step.state import TrainState
+from spdf_jax.training.step.step import train_step
 
 PyTree = Any
 
@@ -133,7 +133,7 @@ class Run:
     optimizers.check_optimizer(config.optimizer, params, where)
     optimizers.check_adapter(config.adapter, params, where)
     if config.loss.teacher is not None:
-      distillation.check_teacher(
+      teacher.check_teacher(
           config.loss.teacher, model.config.vocab_size,
           max(phase.length for phase in config.phases),
       )
@@ -526,13 +526,13 @@ class Run:
     return self._key(_DROPOUT) if self.model.config.dropout else None
 
   @functools.cached_property
-  def loss(self) -> losses.Loss | distillation.Distillation:
+  def loss(self) -> losses.Loss | losses.Distillation:
     """The loss of a step, with the teacher if there is one."""
     loss = self.config.loss
     if loss.teacher is None:
       return loss
-    return distillation.Distillation(
-        loss, distillation.open_teacher(loss.teacher, self.mesh)
+    return losses.Distillation(
+        loss, teacher.open_teacher(loss.teacher, self.mesh)
     )
 
   @functools.cached_property

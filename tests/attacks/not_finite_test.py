@@ -12,8 +12,8 @@ import tiny_run
 
 import spdf_jax as spdf
 from spdf_jax import training
-from spdf_jax.training.metrics import MetricWriter
-from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.loop.metrics import MetricWriter
+from spdf_jax.training.loop.metrics import read_rows
 
 
 def damaged_run(steps, **changes):

@@ -3,7 +3,7 @@
 import pytest
 from tiny_run import make_run
 
-from spdf_jax.training import workdir
+from spdf_jax.training.checkpoints import workdir
 
 
 @pytest.mark.parametrize('text', [
