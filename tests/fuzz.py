@@ -19,7 +19,6 @@ import json
 import logging as standard_logging
 import pathlib
 import shutil
-import sys
 import tempfile
 import time
 from typing import Any
@@ -35,11 +34,6 @@ import pyarrow.ipc
 import pyarrow.parquet
 import zstandard
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))  # For tiny_run.
-
-from tiny_run import CONFIG
-from tiny_run import make_run
-
 from experiments import preparation
 from experiments.preparation import inputs
 from spdf_jax import data
@@ -52,6 +46,8 @@ from spdf_jax.runs.read import read_run
 from spdf_jax.training import train
 from spdf_jax.training.configs.config import parse
 from spdf_jax.training.loop import metrics
+from tests.tiny_run import CONFIG
+from tests.tiny_run import make_run
 
 _MINUTES = flags.DEFINE_float('minutes', 10, 'Time to spend.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the cases.')

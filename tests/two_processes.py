@@ -10,11 +10,11 @@ import signal
 import sys
 
 import jax
-from tiny_run import make_run
 
 from spdf_jax import training
 from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.loop.processes import join_processes
+from tests.tiny_run import make_run
 
 
 def main(workdir, mesh, killed_at=None):

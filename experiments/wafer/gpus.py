@@ -75,7 +75,7 @@ def roofline_seconds(
     ValueError: the GPU is unknown.
 
   Example:
-    >>> from spdf_jax import costs
+    >>> from experiments.wafer import run_costs
     >>> from spdf_jax.models import PRESETS
     >>> xl = PRESETS['gpt3-xl']
     >>> dense, sparse = (

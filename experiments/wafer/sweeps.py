@@ -35,7 +35,8 @@ def sweep_sparsities(
     ValueError: a sparsity is outside [0, 1).
 
   Example:
-    >>> from spdf_jax import costs, models
+    >>> from experiments.wafer import run_costs
+    >>> from spdf_jax import models
     >>> config = models.GPTConfig(1000, 2, 4, 4096, 16384, 2048)
     >>> step = run_costs.training_step(config, 64, 2048, 0.5)
     >>> seconds = sweep_sparsities(
@@ -76,7 +77,8 @@ def sensitivities(
     by name, from finite differences; numbers that are zero are omitted.
 
   Example:
-    >>> from spdf_jax import costs, models
+    >>> from experiments.wafer import run_costs
+    >>> from spdf_jax import models
     >>> config = models.GPTConfig(1000, 2, 4, 4096, 16384, 2048)
     >>> step = run_costs.training_step(config, 64, 2048)
     >>> found = sensitivities(step, wafer.create_device('cs2', 'ideal'))
@@ -135,7 +137,8 @@ def strong_scaling(
     Work per second relative to one system, for each number of systems.
 
   Example:
-    >>> from spdf_jax import costs, models
+    >>> from experiments.wafer import run_costs
+    >>> from spdf_jax import models
     >>> xl = models.PRESETS['gpt3-xl']
     >>> step = run_costs.training_step(xl, 528, 2048)
     >>> found = strong_scaling(step, wafer.create_device('cs2'), [1, 4, 16])
@@ -160,7 +163,8 @@ def weak_scaling(
     Work per second relative to one system, for each number of systems.
 
   Example:
-    >>> from spdf_jax import costs, models
+    >>> from experiments.wafer import run_costs
+    >>> from spdf_jax import models
     >>> xl = models.PRESETS['gpt3-xl']
     >>> step = run_costs.training_step(xl, 132, 2048)
     >>> found = weak_scaling(step, wafer.create_device('cs2'), [1, 16])

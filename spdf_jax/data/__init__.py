@@ -4,7 +4,6 @@
 from spdf_jax.data.batches import Allotment
 from spdf_jax.data.batches import BatchAt
 from spdf_jax.data.batches import evaluation_batches
-from spdf_jax.data.batches import permute
 from spdf_jax.data.batches import schedule_batches
 from spdf_jax.data.corpora import Corpus
 from spdf_jax.data.corpora import open_corpus
@@ -13,7 +12,6 @@ from spdf_jax.data.corpora import read_tokenizer
 from spdf_jax.data.corpora import verify_corpus
 from spdf_jax.data.corpora import write_corpus
 from spdf_jax.data.examples import encode_pairs
-from spdf_jax.data.examples import Examples
 from spdf_jax.data.mixtures import Mixture
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import PlannedCorpus
@@ -21,8 +19,6 @@ from spdf_jax.data.sources import PlannedExamples
 from spdf_jax.data.sources import PlannedTokenizer
 from spdf_jax.data.sources import Source
 from spdf_jax.data.sources import Windows
-from spdf_jax.data.stdlib import module_sources
-from spdf_jax.data.stdlib import module_split
 from spdf_jax.data.tasks import format_sizes
 from spdf_jax.data.tasks import Input
 from spdf_jax.data.tasks import load_task
@@ -30,8 +26,6 @@ from spdf_jax.data.tasks import merge_equal_contexts
 from spdf_jax.data.tasks import Pair
 from spdf_jax.data.tasks import Task
 from spdf_jax.data.token_files import open_token_file
-from spdf_jax.data.token_files import TokenFile
-from spdf_jax.data.token_files import verify_token_file
 from spdf_jax.data.token_files import write_token_file
 from spdf_jax.data.tokenizer_files import export_tokenizer
 from spdf_jax.data.tokenizer_files import load_tokenizer
@@ -50,7 +44,6 @@ __all__ = [
     'BatchAt',
     'ByteTokenizer',
     'Corpus',
-    'Examples',
     'Input',
     'LibraryTokenizer',
     'Mixture',
@@ -60,7 +53,6 @@ __all__ = [
     'PlannedTokenizer',
     'Source',
     'Task',
-    'TokenFile',
     'Tokenizer',
     'Windows',
     'encode_pairs',
@@ -70,12 +62,9 @@ __all__ = [
     'load_task',
     'load_tokenizer',
     'merge_equal_contexts',
-    'module_sources',
-    'module_split',
     'open_corpus',
     'open_token_file',
     'open_tokenizer',
-    'permute',
     'prepare_corpus',
     'read_tokenizer',
     'save_tokenizer',
@@ -83,7 +72,6 @@ __all__ = [
     'tokenizer_paths',
     'train_bpe',
     'verify_corpus',
-    'verify_token_file',
     'with_special_tokens',
     'write_corpus',
     'write_token_file',

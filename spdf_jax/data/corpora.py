@@ -243,7 +243,7 @@ def write_corpus(
     ...          'validation': ['Number 9.'], 'test': ['Number 10.']}
     >>> corpus = write_corpus(folder, texts, ByteTokenizer())
     >>> len(corpus.train.tokens), corpus.test.description['documents']
-    (99, 1)
+    (90, 1)
   """
   if missing := set(SPLITS) - set(texts):
     raise ValueError(

@@ -7,7 +7,6 @@ from spdf_jax.training.checkpoints.identity import MismatchError
 from spdf_jax.training.checkpoints.workdir import find_checkpoint
 from spdf_jax.training.configs.config import parse
 from spdf_jax.training.configs.config import parse_phases
-from spdf_jax.training.configs.config import RunConfig
 from spdf_jax.training.configs.phases import Phase
 from spdf_jax.training.loop.loop import Interrupted
 from spdf_jax.training.loop.loop import train
@@ -31,7 +30,6 @@ __all__ = [
     'Phase',
     'Plan',
     'Run',
-    'RunConfig',
     'TrainState',
     'adamw',
     'create_plan',

@@ -5,7 +5,6 @@ import os
 import pathlib
 
 import pytest
-from tiny_run import make_run
 
 from experiments.preparation.files import prepare_files
 from spdf_jax import files
@@ -13,6 +12,7 @@ from spdf_jax import training
 from spdf_jax.runs import report
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import RunRecord
+from tests.tiny_run import make_run
 
 ROOT = pathlib.Path(__file__).parents[2]
 PRIVATE = {

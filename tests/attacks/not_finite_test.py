@@ -8,12 +8,12 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
-import tiny_run
 
 import spdf_jax as spdf
 from spdf_jax import training
 from spdf_jax.training.loop.metrics import MetricWriter
 from spdf_jax.training.loop.metrics import read_rows
+from tests import tiny_run
 
 
 def damaged_run(steps, **changes):

@@ -6,20 +6,14 @@ from experiments.scores.metrics.edits import ter
 from experiments.scores.metrics.edits import ter_segment_minima
 from experiments.scores.metrics.meteor import meteor
 from experiments.scores.metrics.meteor import why_no_meteor
-from experiments.scores.metrics.ngrams import chrf_plus_plus
-from experiments.scores.metrics.ngrams import mteval_bleu
 from experiments.scores.metrics.ngrams import multi_bleu
-from experiments.scores.metrics.ngrams import multi_bleu_detok
 from experiments.scores.metrics.ngrams import nist
 from experiments.scores.metrics.ngrams import nist_python
 
 __all__ = [
-    'chrf_plus_plus',
     'cider',
     'meteor',
-    'mteval_bleu',
     'multi_bleu',
-    'multi_bleu_detok',
     'nist',
     'nist_python',
     'rouge_l',
