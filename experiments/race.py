@@ -53,6 +53,7 @@ from spdf_jax import files
 from spdf_jax import training
 from spdf_jax.costs import plan_costs
 from spdf_jax.sparsity.algorithms import from_config
+from spdf_jax.training import initial_state
 
 _CONFIGS = flags.DEFINE_string(
     'configs', None, 'Config files with their arguments, separated by commas.'
@@ -445,13 +446,14 @@ class _Stepper:
     phase['learning_rate']['schedule'] = 'constant'
     config.phases = {'order': (name,), name: phase}
     self._run = training.Run.create(config)
-    self._state = self._run.state_from(self._run.init_params())
+    programs = self._run.programs
+    self._state = initial_state.from_params(programs, programs.init_params())
     self._count = 0
 
   def __call__(self) -> Any:
-    batch = self._run.device_batch_at(self._count)
+    batch = self._run.programs.device_batch_at(self._count)
     self._count += 1
-    self._state, metrics = self._run.step(self._state, batch)
+    self._state, metrics = self._run.programs.step(self._state, batch)
     return metrics, self._state.step
 
 

@@ -23,7 +23,7 @@ def main(workdir, mesh, killed_at=None):
       f'mesh__{axis}': size for axis, size in json.loads(mesh).items()
   })
   run = dataclasses.replace(run)  # Its step is compiled for this mesh.
-  batch_at = run.batch_at
+  batch_at = run.programs.batch_at
 
   def read(step, rows):
     if str(step) == killed_at and jax.process_index() == 1:
@@ -31,7 +31,7 @@ def main(workdir, mesh, killed_at=None):
     assert jax.process_count() == 1 or rows == own_rows(run, step)
     return batch_at(step, rows)
 
-  run.batch_at = read
+  vars(run.programs)['batch_at'] = read
   run = run.open(workdir)
   assert_split(run.state)
   training.train(run)

@@ -14,6 +14,7 @@ from experiments.wafer import run_costs
 from spdf_jax import names
 from spdf_jax.accelerator import wafer
 from spdf_jax.data import Batch
+from spdf_jax.training import initial_state
 from spdf_jax.training.run import Run
 
 WAFERS = ('cs2', 'cs3')
@@ -122,12 +123,13 @@ def measure_step(run: Run) -> float:
       jax.random.key(0), shape, 0, run.model.config.vocab_size
   )
   batch = Batch(tokens, tokens, jnp.ones(shape, jnp.float32))
-  state, _ = run.step(run.create_state(), batch)  # Compiles.
+  state = initial_state.create(run.programs)
+  state, _ = run.programs.step(state, batch)  # Compiles.
   jax.block_until_ready(state)
   found = []
   for _ in range(_REPEATS):
     start = time.perf_counter()
-    state, _ = run.step(state, batch)
+    state, _ = run.programs.step(state, batch)
     jax.block_until_ready(state)
     found.append(time.perf_counter() - start)
   return float(np.median(found))

@@ -145,10 +145,10 @@ def write_initial(
   """
   if not (workdir / 'checkpoints' / '0').exists():
     checkpoint_files.write_params(
-        workdir, run.init_params(), run.config.as_dict()
+        workdir, run.programs.init_params(), run.config.as_dict()
     )
   tokens = np.concatenate([
-      run.batch_at(step).inputs.ravel()
+      run.programs.batch_at(step).inputs.ravel()
       for step in range(run.plan.total_steps)
   ])
   batches = lifecycle.validation_batches(run)
@@ -194,7 +194,7 @@ def train(run: training.Run, workdir: pathlib.Path) -> dict[str, Any]:
       'flops': flops,
       'steps': steps,
       'training_seconds': round(seconds, 2),
-      'kernels': run.sparse_steps is not None,
+      'kernels': run.programs.sparse_steps is not None,
   }
   if len(curve) > 1:
     outcome['curve'] = curve
@@ -248,7 +248,7 @@ def score_best(
 
 def distances(run: training.Run, end: str) -> dict[str, float]:
   """Returns the cosine distances of hidden matrices before and after a run."""
-  shapes = run.abstract_state.params
+  shapes = run.programs.abstract_state.params
   found = subspaces.cosine_distances(*(
       training.read_params(training.find_checkpoint(source), shapes)
       for source in (run.config.init_from, end)

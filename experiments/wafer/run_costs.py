@@ -108,7 +108,7 @@ def trace_step(run: Run, batch_size: int, length: int) -> Program:
   """
   shape = lambda dtype: jax.ShapeDtypeStruct((batch_size, length), dtype)
   batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
-  apply_fn, optimizer = _as_products(run.model).apply, run.optimizer
+  apply_fn, optimizer = _as_products(run.model).apply, run.programs.optimizer
   teacher, loss = None, run.config.loss
   if loss.teacher is not None:
     teacher = _as_products(
@@ -121,14 +121,15 @@ def trace_step(run: Run, batch_size: int, length: int) -> Program:
     )
     return training.train_step(
         state, batch, apply_fn=apply_fn, optimizer=optimizer, loss=taught,
-        learning_rate=run.plan.learning_rate, dropout_key=run.dropout_key,
+        learning_rate=run.plan.learning_rate,
+        dropout_key=run.programs.dropout_key,
     )
 
   # The only loops of unknown length select masks, on the hosts, at no modeled
   # time, so any number of trips gives the same time.
   trace = wafer.trace_program(step, sparsity=_MASKED, trips=1)
   return trace(
-      run.abstract_state, batch,
+      run.programs.abstract_state, batch,
       None if teacher is None else jax.eval_shape(
           teacher.init, jax.random.key(0), batch.inputs
       )['params'],
@@ -319,8 +320,8 @@ def simulate_inference(
       or the model is a user's own.
   """
   model = _as_products(run.model)
-  params = run.abstract_state.params
-  masks = sparsity.get_mask(run.abstract_state.opt_state)
+  params = run.programs.abstract_state.params
+  masks = sparsity.get_mask(run.programs.abstract_state.opt_state)
   new = 1 if decode else length
   tokens = jax.ShapeDtypeStruct((batch_size, new), jnp.int32)
   call: Callable[..., Any]
@@ -358,7 +359,7 @@ def simulate_inference(
 
 def _sparsities_at(run: Run, step: int) -> Sparsities:
   return tuple(plans.planned_sparsities(
-      run.plan, step, run.abstract_state.params, run.where
+      run.plan, step, run.programs.abstract_state.params, run.model.where
   ).items())
 
 

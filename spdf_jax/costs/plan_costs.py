@@ -164,21 +164,21 @@ def _describe_compute(
     return ''
   if run.config.matmul == execute.WAFER:
     return _EMULATES.format(cores=int(execute.CORNER.cores))
-  if run.sparse_steps is None:
+  if run.programs.sparse_steps is None:
     return _MULTIPLIES_ZEROS
   if run.config.matmul in BLOCKS:
     return _SKIPS_BLOCKS.format(matmul=run.config.matmul)
   text = _SKIPS_ZEROS.format(
       kernels=native.kernels(run.model.config.dtype),
-      crossover=run.sparse_steps.crossover,
+      crossover=run.programs.sparse_steps.crossover,
   )
-  return f'{text} {_IS_COMPACT}' if run.storage == 'compact' else text
+  return f'{text} {_IS_COMPACT}' if run.programs.storage == 'compact' else text
 
 
 def layer_sparsities(run: Run, step: int) -> dict[str, PlannedSparsity]:
   """Returns the planned sparsity of each layer at a step."""
   return plans.planned_sparsities(
-      run.plan, step, run.abstract_state.params, run.where
+      run.plan, step, run.programs.abstract_state.params, run.model.where
   )
 
 

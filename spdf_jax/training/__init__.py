@@ -8,6 +8,7 @@ from spdf_jax.training.checkpoints.workdir import find_checkpoint
 from spdf_jax.training.configs.config import parse
 from spdf_jax.training.configs.config import parse_phases
 from spdf_jax.training.configs.phases import Phase
+from spdf_jax.training.loop.evaluations import Evaluators
 from spdf_jax.training.loop.loop import Interrupted
 from spdf_jax.training.loop.loop import train
 from spdf_jax.training.plan import create_plan
@@ -23,6 +24,7 @@ from spdf_jax.training.step.state import TrainState
 from spdf_jax.training.step.step import train_step
 
 __all__ = [
+    'Evaluators',
     'Interrupted',
     'Loss',
     'MismatchError',

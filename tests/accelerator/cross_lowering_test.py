@@ -58,7 +58,7 @@ def make_run(algorithm='static', devices=1, **changes):
       **dict(model__dtype='bfloat16', model__d_ff=256) | changes,
   ))
   if devices == 8:
-    run.mesh = jax.sharding.AbstractMesh(
+    vars(run.programs)['mesh'] = jax.sharding.AbstractMesh(
         (2, 2, 2), meshes.AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3
     )
   return run
@@ -67,25 +67,25 @@ def make_run(algorithm='static', devices=1, **changes):
 def make_batch(run, rows=8, length=8):
   shape = functools.partial(
       jax.ShapeDtypeStruct, (rows, length),
-      sharding=meshes.batch_sharding(run.mesh, rows),
+      sharding=meshes.batch_sharding(run.programs.mesh, rows),
   )
   return data.Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
 
 
 def replicated(run, tree):
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=jax.NamedSharding(run.mesh, jax.P())
+      x.shape, x.dtype, sharding=jax.NamedSharding(run.programs.mesh, jax.P())
   ), tree)
 
 
 def step(run):
-  return run.step, (run.abstract_state, make_batch(run))
+  return run.programs.step, (run.programs.abstract_state, make_batch(run))
 
 
 def evaluation(run):
   apply_fn = lambda params, tokens: run.model.apply({'params': params}, tokens)
   return jax.jit(functools.partial(loss.batch_sums, apply_fn)), (
-      run.abstract_state.params, *make_batch(run)
+      run.programs.abstract_state.params, *make_batch(run)
   )
 
 
@@ -104,14 +104,14 @@ def generating(run):
       jnp.zeros((1, 8), jnp.int32), jnp.zeros(1, jnp.int32), jax.random.key(0)
   ))
   return jax.jit(generate), (
-      run.abstract_state.params, *replicated(run, shapes)
+      run.programs.abstract_state.params, *replicated(run, shapes)
   )
 
 
 def optimizer(run):
-  params = run.abstract_state.params
-  return jax.jit(run.optimizer.update, donate_argnums=1), (
-      params, run.abstract_state.opt_state, params
+  params = run.programs.abstract_state.params
+  return jax.jit(run.programs.optimizer.update, donate_argnums=1), (
+      params, run.programs.abstract_state.opt_state, params
   )
 
 
@@ -189,7 +189,7 @@ def test_native_kernels_of_a_traced_step_are_for_cpus_only():
       matmul='native', model__dtype='float32', model__d_model=64,
       phases__pretrain__batch_size=8,
   )
-  if run.sparse_steps is None:
+  if run.programs.sparse_steps is None:
     pytest.skip('this machine has no native kernels')
   assert_is_of('cuda', exported(step(run), 'cuda'), devices=1)
 

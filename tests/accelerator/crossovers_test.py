@@ -167,7 +167,7 @@ def test_blocks_are_recognized_in_the_structures_of_a_run(
           name='static', sparsity=sparsity, structure=structure
       ),
   )
-  assert run.storage == 'dense' and seen[-1] is wanted
+  assert run.programs.storage == 'dense' and seen[-1] is wanted
 
 
 @pytest.mark.parametrize('algorithm, uses_kernels', [
@@ -184,7 +184,7 @@ def test_a_plan_below_the_crossover_has_no_branch(
       matmul='auto', model__d_model=64, model__d_ff=128,
       phases__pretrain__batch_size=8, phases__pretrain__algorithm=algorithm,
   )
-  assert (run.sparse_steps is not None) is uses_kernels
+  assert (run.programs.sparse_steps is not None) is uses_kernels
 
 
 @pytest.mark.parametrize('algorithm, wanted', [

@@ -33,6 +33,7 @@ from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity.algorithms import resolve
+from spdf_jax.training import initial_state
 from spdf_jax.training.loop import metrics
 from tests.quickstart_runs import CACHE
 
@@ -98,9 +99,12 @@ def run_of(arm, tasks, seed=1, scale=SCALE, number=0):
   return training.Run.create(config)
 
 
+def first_state(run):
+  return initial_state.from_params(run.programs, run.programs.init_params())
+
+
 def masks_of(arm, tasks, seed=1):
-  run = run_of(arm, tasks, seed)
-  mask = get_mask(run.state_from(run.init_params()).opt_state)
+  mask = get_mask(first_state(run_of(arm, tasks, seed)).opt_state)
   return {
       jax.tree_util.keystr(path): np.asarray(m)
       for path, m in jax.tree_util.tree_leaves_with_path(mask)
@@ -128,11 +132,11 @@ def test_arms_of_a_seed_read_the_same_batches(tasks):
   runs = [run_of(arm, tasks) for arm in arms]
   assert len({run.plan.total_steps for run in runs}) == 1
   for step in (0, 3, SCALE.steps(scales.DENSE) - 1):
-    first, *others = [run.batch_at(step) for run in runs]
+    first, *others = [run.programs.batch_at(step) for run in runs]
     for batch in others:
       np.testing.assert_array_equal(first.inputs, batch.inputs)
-  other = run_of(scales.DENSE, tasks, seed=2).batch_at(0)
-  assert (other.inputs != runs[0].batch_at(0).inputs).any()
+  other = run_of(scales.DENSE, tasks, seed=2).programs.batch_at(0)
+  assert (other.inputs != runs[0].programs.batch_at(0).inputs).any()
 
 
 @pytest.mark.parametrize('arm, kept', [
@@ -146,9 +150,9 @@ def test_only_sparse_fine_tuning_continues_with_zeros(tasks, arm, kept):
 
 def test_sparse_fine_tuning_keeps_the_zeros_of_pre_training(tasks):
   run = run_of(scales.STATIC_75, tasks)
-  params = run.state_from(run.init_params()).params
+  params = first_state(run).params
   tuning = run_of(KEPT, tasks)
-  mask = get_mask(tuning.state_from(params).opt_state)
+  mask = get_mask(initial_state.from_params(tuning.programs, params).opt_state)
   for m, w in zip(jax.tree.leaves(mask), jax.tree.leaves(
       jax.tree.map(lambda m, w: None if m is None else w, mask, params,
                    is_leaf=lambda x: x is None)
@@ -166,11 +170,12 @@ def test_iterative_pruning_ends_at_its_sparsity_and_its_control_at_none(tasks):
     assert rate(pruned, step) == rate(longer, step)
   # Both read the same batches, each round in an order of its own.
   start = pruned.plan.starts[1]
+  inputs = lambda run, step: run.programs.batch_at(step).inputs
   for step in (0, start):
     np.testing.assert_array_equal(
-        pruned.batch_at(step).inputs, longer.batch_at(step).inputs
+        inputs(pruned, step), inputs(longer, step)
     )
-  assert (pruned.batch_at(0).inputs != pruned.batch_at(start).inputs).any()
+  assert (inputs(pruned, 0) != inputs(pruned, start)).any()
 
 
 def test_five_rounds_prune_the_same_share_of_what_is_left(tasks):

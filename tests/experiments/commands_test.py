@@ -16,6 +16,7 @@ from spdf_jax.accelerator import native
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.data.tasks import task_of_inputs
 from spdf_jax.runs import lifecycle
+from spdf_jax.training import initial_state
 from spdf_jax.training import Run
 from tests.quickstart_runs import small_config
 from tests.quickstart_runs import start_command
@@ -43,7 +44,7 @@ def test_a_dry_run_prints_what_a_run_would_be_and_cost():
   # A later schedule of its own is compared with the steps before it, too.
   run = make_run(phases__continuation__learning_rate__schedule='constant')
   text = format_plan(run, 'plan')
-  state = run.create_state()
+  state = initial_state.create(run.programs)
   mask = spdf.get_mask(state.opt_state)
   parameters = sum(x.size for x in jax.tree.leaves(state.params))
   sparsified = 4 * 16 * 16 + 2 * 16 * 32
@@ -259,14 +260,15 @@ def test_an_unwritable_cache_is_named(tmp_path):
 def test_the_dense_baseline_shares_weights_and_data_with_the_sparse_run():
   sparse = make_run()
   dense = make_run(phases__pretrain__algorithm=DENSE)
-  weights = [run.init_params() for run in (sparse, dense)]
+  weights = [run.programs.init_params() for run in (sparse, dense)]
   assert_same_arrays(*weights)
   state = sparse.create_state()
   mask = spdf.get_mask(state.opt_state)
   assert_same_arrays(state.params, spdf.apply_mask(weights[0], mask))
   assert_same_arrays(dense.create_state().params, weights[0])
   for step in range(sparse.plan.total_steps):
-    for one, other in zip(sparse.batch_at(step), dense.batch_at(step)):
+    batches = (run.programs.batch_at(step) for run in (sparse, dense))
+    for one, other in zip(*batches):
       np.testing.assert_array_equal(one, other)
 
 
@@ -279,7 +281,8 @@ def test_another_seed_has_other_weights_masks_and_data():
       for r in (one, other)
   ]
   assert (masks[0] != masks[1]).any()
-  assert (one.batch_at(0).inputs != other.batch_at(0).inputs).any()
+  first, second = (run.programs.batch_at(0).inputs for run in (one, other))
+  assert (first != second).any()
 
 
 def test_a_task_is_validated_all_over_its_split_by_all_references(

@@ -53,7 +53,7 @@ def programs(directory):
 
 def final(workdir):
   run = Run.create(small_config(**CONFIG))
-  assert (run.sparse_steps is not None) == native.is_available()
+  assert (run.programs.sparse_steps is not None) == native.is_available()
   run = run.open(workdir)
   run.close()
   return run.state

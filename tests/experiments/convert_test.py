@@ -137,7 +137,7 @@ def test_an_exported_run_has_the_mask_it_was_trained_with(
       f'{workdir}@pretrain', tmp_path, **AS_IT_IS | dict(format=format)
   )
   state = read_checkpoint(
-      find_checkpoint(f'{workdir}@pretrain'), run.abstract_state,
+      find_checkpoint(f'{workdir}@pretrain'), run.programs.abstract_state,
       config=run.config, fingerprints=run.fingerprints,
   )
   loaded = interop.load_hf(tmp_path)
@@ -156,7 +156,7 @@ def test_a_kept_weight_that_is_zero_is_exported_as_kept(tmp_path):
   run = run.open(tmp_path)
   state = run.state
   for step in range(3):
-    state, _ = run.step(state, run.batch_at(step))
+    state, _ = run.programs.step(state, run.programs.batch_at(step))
   kernel = state.params['h_0']['mlp']['wi']['kernel']
   mask = spdf.get_mask(state.opt_state)
   kept = mask['h_0']['mlp']['wi']['kernel']
@@ -314,5 +314,5 @@ def test_imported_weights_of_another_size_are_refused_by_its_fields(tmp_path):
     workdir.check_workdir(
         tmp_path / 'new',
         dataclasses.replace(run.config, init_from=str(tmp_path / 'run')),
-        run.abstract_state.params,
+        run.programs.abstract_state.params,
     )

@@ -264,7 +264,7 @@ def test_training_needs_the_files_of_the_task():
     Run.create(config)
   run = Run.create(config, planning=True)
   with pytest.raises(ValueError, match="task 'e2e' is only planned"):
-    run.batch_at(0)
+    run.programs.batch_at(0)
 
 
 @pytest.mark.parametrize('file, arg, message', [

@@ -11,6 +11,7 @@ import pytest
 
 from experiments.launch import mirror
 from spdf_jax import training
+from spdf_jax.training import Evaluators
 from spdf_jax.training.checkpoints.workdir import saved_steps
 from spdf_jax.training.loop.metrics import read_rows
 from tests.data.remote_test import bucket_class
@@ -64,7 +65,9 @@ def server(monkeypatch):
 
 def train(workdir, evaluators=()):
   """Trains to the end; returns the last state and the logged losses."""
-  state = training.train(make_run().open(workdir), evaluators=evaluators)
+  state = training.train(
+      make_run().open(workdir), evaluators=Evaluators(evaluators)
+  )
   rows = read_rows(workdir / 'metrics.jsonl')
   return state, [row['train/loss'] for row in rows if 'train/loss' in row]
 

@@ -50,7 +50,7 @@ def test_training_needs_the_corpus():
 def test_what_is_planned_cannot_be_read():
   run, _ = plan_of('')
   with pytest.raises(ValueError, match="'./corpora/pile' is only planned"):
-    run.batch_at(0)
+    run.programs.batch_at(0)
 
 
 @pytest.mark.parametrize('arg, message', [

@@ -24,6 +24,7 @@ from spdf_jax.models.llama import GatedMLP
 from tests.tiny_run import assert_same_arrays
 from tests.tiny_run import CONFIG
 from tests.tiny_run import make_run
+from tests.tiny_run import with_programs
 
 RATE = 0.25
 V, L, D = 16, 8, 64
@@ -168,17 +169,17 @@ def dropping_run(**changes):
   run = make_run(model__dropout=RATE, **changes)
   plan = dataclasses.replace(run.plan, phases=run.plan.phases[:2])
   model = models.model_of(run.config.model.sizes)
-  return dataclasses.replace(run, model=model, plan=plan)
+  return with_programs(run, model=model, plan=plan)
 
 
 def test_the_key_is_that_of_the_seed_and_nothing_is_stored():
   run, plain = dropping_run(), make_run()
-  assert plain.dropout_key is None
-  bits = lambda run: jax.random.key_data(run.dropout_key).tolist()
+  assert plain.programs.dropout_key is None
+  bits = lambda run: jax.random.key_data(run.programs.dropout_key).tolist()
   assert bits(dropping_run()) == bits(run)
   assert bits(dropping_run(seed=1)) != bits(run)
   same = jax.tree.map(
-      lambda x, y: x == y, run.abstract_state, plain.abstract_state
+      lambda x, y: x == y, run.programs.abstract_state, plain.abstract_state
   )
   assert jax.tree.all(same)
 

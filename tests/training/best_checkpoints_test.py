@@ -15,19 +15,21 @@ from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import RunRecord
 from spdf_jax.runs.report import best_steps
 from spdf_jax.runs.report import write_report
-from spdf_jax.training import Run
+from spdf_jax.training import Evaluators
 from spdf_jax.training.checkpoints import files as checkpoint_files
 from spdf_jax.training.checkpoints import manager as checkpoints
 from spdf_jax.training.checkpoints.workdir import saved_steps
 from spdf_jax.training.checkpoints.workdir import split_source
 from spdf_jax.training.configs.early_stop import EarlyStop
 from spdf_jax.training.loop.metrics import read_rows
+from spdf_jax.training.programs import Programs
 from tests.tiers import slow_except
 from tests.tiny_run import assert_same_arrays
 from tests.tiny_run import make_config
 from tests.tiny_run import make_run
 from tests.tiny_run import run_of
 from tests.tiny_run import shared_step
+from tests.tiny_run import with_programs
 from tests.tiny_run import without_times
 
 pytestmark = pytest.mark.ci
@@ -46,10 +48,10 @@ def make(**changes):
       dataclasses.replace(p, early_stop=STOP if p.name in BEST else None)
       for p in run.plan.phases
   )
-  run = dataclasses.replace(
+  run = with_programs(
       run, plan=dataclasses.replace(run.plan, phases=phases)
   )
-  run.step = shared_step(0, 16, 0)
+  vars(run.programs)['step'] = shared_step(0, 16, 0)
   return run
 
 
@@ -58,7 +60,10 @@ def seen(step, params):
   yield 'validation/loss', SEEN.get(step, 0.8)
 
 
-def train(workdir, run=None, evaluators=(seen,), **kwargs):
+EVALUATORS = Evaluators([seen])
+
+
+def train(workdir, run=None, evaluators=EVALUATORS, **kwargs):
   run = (run or make()).open(workdir)
   return training.train(run, evaluators=evaluators, **kwargs)
 
@@ -66,7 +71,7 @@ def train(workdir, run=None, evaluators=(seen,), **kwargs):
 def restore(source, run=None):
   run = run or make()
   return checkpoint_files.read_checkpoint(
-      training.find_checkpoint(source), run.abstract_state,
+      training.find_checkpoint(source), run.programs.abstract_state,
       config=run.config, fingerprints=run.fingerprints,
   )
 
@@ -84,7 +89,7 @@ def whole(tmp_path_factory):
     states.setdefault(step, jax.tree.map(np.asarray, params))
     return ()
 
-  return workdir, train(workdir, evaluators=[seen, noting]), states
+  return workdir, train(workdir, evaluators=Evaluators([seen, noting])), states
 
 
 def test_the_best_checkpoint_of_every_phase_is_kept(whole):
@@ -111,8 +116,8 @@ def test_a_phase_ends_with_its_best_weights_and_its_own_counts(whole, phase):
 def test_the_next_phase_starts_from_the_best_weights(whole):
   workdir, _, states = whole
   run = make()
-  step_fn, state = run.prepare_step(restore(f'{workdir}@pretrain'), 5)
-  state, metrics = step_fn(state, run.device_batch_at(5))
+  step_fn, state = run.programs.prepare_step(restore(f'{workdir}@pretrain'), 5)
+  state, metrics = step_fn(state, run.programs.device_batch_at(5))
   assert_same_arrays(state.params, states[6])
   rate = run.plan.learning_rate(5)
   np.testing.assert_allclose(metrics['train/learning_rate'], rate, rtol=1e-6)
@@ -133,7 +138,7 @@ def test_a_killed_run_keeps_the_same_best(
   class Killed(Exception):
     pass
 
-  read, save = Run.device_batch_at, checkpoints.Checkpoints.save
+  read, save = Programs.device_batch_at, checkpoints.Checkpoints.save
 
   def reading(self, step):
     if place == 'batch' and step == killed_at:
@@ -146,7 +151,7 @@ def test_a_killed_run_keeps_the_same_best(
     save(self, state, best)
 
   with monkeypatch.context() as patch:
-    patch.setattr(Run, 'device_batch_at', reading)
+    patch.setattr(Programs, 'device_batch_at', reading)
     patch.setattr(checkpoints.Checkpoints, 'save', saving)
     with pytest.raises(Killed):
       train(tmp_path)
@@ -183,7 +188,7 @@ def test_the_best_is_found_while_its_phase_continues(tmp_path):
     yield from seen(step, params)
 
   with pytest.raises(Stopped):
-    train(tmp_path, evaluators=[stopping])
+    train(tmp_path, evaluators=Evaluators([stopping]))
   assert training.find_checkpoint(f'{tmp_path}@pretrain:best').name == '2'
   assert training.find_checkpoint(str(tmp_path)).name == '3'
 
@@ -191,7 +196,7 @@ def test_the_best_is_found_while_its_phase_continues(tmp_path):
 def test_values_that_are_not_finite_are_never_the_best(tmp_path):
   values = {1: float('nan'), 2: float('inf'), 3: 4.0, 4: float('nan')}
   evaluate = lambda step, params: [('validation/loss', values.get(step, 9.0))]
-  train(tmp_path, evaluators=[evaluate])
+  train(tmp_path, evaluators=Evaluators([evaluate]))
   assert training.find_checkpoint(f'{tmp_path}@pretrain:best').name == '3'
   stop = EarlyStop('validation/loss', patience=9)
   assert stop.is_met([1.0] + [None] * 9) and not stop.is_met([None, 1.0])
@@ -205,14 +210,14 @@ def make_memorizing_run():
       phases__finetune__early_stop=dict(metric=STOP.metric, patience=99),
   )
   run = run_of(config)
-  batch_at = run.batch_at
-  run.batch_at = lambda step, rows=slice(None): batch_at(0, rows)
+  batch_at = run.programs.batch_at
+  vars(run.programs)['batch_at'] = lambda step, *rows: batch_at(0, *rows)
   return run
 
 
 def held_out(step, params):
   run = make_run()
-  batch = make_run(seed=1).batch_at(6)
+  batch = make_run(seed=1).programs.batch_at(6)
   logits = run.model.apply({'params': params}, jnp.asarray(batch.inputs))
   yield 'validation/loss', float(jnp.mean(
       optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
@@ -224,12 +229,14 @@ def test_a_run_that_over_fits_ends_with_the_weights_of_the_best_loss(
 ):
   run = make_memorizing_run()
   caplog.set_level(logging.INFO, 'spdf_jax')
-  train(tmp_path, run, [held_out])
+  train(tmp_path, run, Evaluators([held_out]))
   rows = [r for r in rows_in(tmp_path) if 'validation/loss' in r]
   *trained, end = [row['validation/loss'] for row in rows]
   assert end == min(trained) < trained[-1] and rows[-1]['best/step'] < 20
   checkpoint = training.find_checkpoint(str(tmp_path))
-  found = checkpoint_files.read_params(checkpoint, run.abstract_state.params)
+  found = checkpoint_files.read_params(
+      checkpoint, run.programs.abstract_state.params
+  )
   (_, value), = held_out(0, found)
   assert value == end
   best = f"the best of phase 'finetune' (step {rows[-1]['best/step']}, valid"
@@ -269,7 +276,7 @@ def test_a_best_checkpoint_that_cannot_be_read_stops_the_run(
 
   run = make().open(tmp_path)
   with pytest.raises(ValueError, match='move it out of its folder and run the'):
-    training.train(run, evaluators=[damaging])
+    training.train(run, evaluators=Evaluators([damaging]))
   (tmp_path / 'checkpoints' / '2').rename(tmp_path / '2')
   train(tmp_path)
   assert training.find_checkpoint(f'{tmp_path}@pretrain:best').name == '4'

@@ -19,6 +19,7 @@ import spdf_jax as spdf
 from spdf_jax.costs import plan_costs
 from spdf_jax.sparsity.trees import by_name
 from spdf_jax.training import find_checkpoint
+from spdf_jax.training import initial_state
 from spdf_jax.training import MismatchError
 from spdf_jax.training import read_params
 from spdf_jax.training import train
@@ -170,14 +171,14 @@ def test_training_on_does_not_reach_into_a_checkpoint_being_saved(tmp_path):
   state = run.state
   kept = {}
   for step in range(6):
-    state, _ = run.step(state, run.batch_at(step))
+    state, _ = run.programs.step(state, run.programs.batch_at(step))
     if step in (1, 5):
       kept[step + 1] = jax.tree.map(np.array, state)
       run.checkpoints.save(state)
   run.checkpoints.wait()
   for step, want in kept.items():
     found = read_checkpoint(
-        tmp_path / 'checkpoints' / str(step), run.abstract_state,
+        tmp_path / 'checkpoints' / str(step), run.programs.abstract_state,
         config=run.config, fingerprints=run.fingerprints,
     )
     assert_same_arrays(jax.tree.map(np.array, found), want)
@@ -206,7 +207,7 @@ def test_a_checkpoint_of_another_config_is_refused(trained, changes, message):
   run = make_run(**changes)
   with pytest.raises(MismatchError, match=message):
     read_checkpoint(
-        find_checkpoint(trained[0]), run.abstract_state,
+        find_checkpoint(trained[0]), run.programs.abstract_state,
         config=run.config, fingerprints=run.fingerprints,
     )
 
@@ -227,7 +228,7 @@ def test_a_checkpoint_is_refused_rather_than_cast(trained):
   run = make_run()
   halved = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16),
-      run.abstract_state.params,
+      run.programs.abstract_state.params,
   )
   checkpoint = find_checkpoint(trained[0])
   message = (
@@ -236,7 +237,7 @@ def test_a_checkpoint_is_refused_rather_than_cast(trained):
   )
   with pytest.raises(MismatchError, match=message):
     read_checkpoint(
-        checkpoint, run.abstract_state.replace(params=halved),
+        checkpoint, run.programs.abstract_state.replace(params=halved),
         config=run.config, fingerprints=run.fingerprints,
     )
   with pytest.raises(MismatchError, match='bfloat16'):
@@ -312,7 +313,8 @@ def test_too_little_free_space_is_refused_before_anything_is_written(
     tmp_path, monkeypatch
 ):
   run = make_run()
-  needed = 6 * checkpoint_bytes(run.abstract_state)  # 3 ends, 2 and 1 more.
+  # 3 ends, 2 and 1 more.
+  needed = 6 * checkpoint_bytes(run.programs.abstract_state)
   usage = lambda free: lambda path: Usage(10**12, 0, free)
   monkeypatch.setattr(shutil, 'disk_usage', usage(needed - 1))
   with pytest.raises(OSError, match='up to 6 more checkpoints.*free some'):
@@ -329,7 +331,7 @@ def test_checkpoints_already_there_need_no_more_space(
   shutil.copytree(trained[0], workdir)
   run = make_run()
   missing = 6 - len(steps_in(workdir))
-  free = missing * checkpoint_bytes(run.abstract_state)
+  free = missing * checkpoint_bytes(run.programs.abstract_state)
   monkeypatch.setattr(
       shutil, 'disk_usage', lambda path: Usage(10**12, 0, free)
   )
@@ -367,11 +369,11 @@ def test_init_from_takes_parameters_and_nothing_else(trained, tmp_path):
   run = make_run(seed=1, init_from=f'{trained[0]}@continuation')
   state = run.open(tmp_path).state
   source = read_params(
-      trained[0] / 'checkpoints' / '10', run.abstract_state.params
+      trained[0] / 'checkpoints' / '10', run.programs.abstract_state.params
   )
   mask = spdf.get_mask(state.opt_state)
   assert_same_arrays(state.params, spdf.apply_mask(source, mask))
-  fresh = run.create_state().opt_state
+  fresh = initial_state.create(run.programs).opt_state
   assert_same_arrays(state.opt_state.inner_state, fresh.inner_state)
   assert int(state.step) == 0
   # Trained weights are pruned by magnitude, unless the algorithm has an init.
@@ -401,7 +403,7 @@ def test_groups_of_trained_weights_are_pruned_by_magnitude_each(
       phases__pretrain__algorithm=dict(name='partition', groups=groups),
   )
   source = read_params(
-      trained[0] / 'checkpoints' / '10', run.abstract_state.params
+      trained[0] / 'checkpoints' / '10', run.programs.abstract_state.params
   )
   mask = spdf.get_mask(run.open(tmp_path).state.opt_state)
   weights = spdf.map_masked(lambda m, w: jnp.abs(w), mask, source)

@@ -12,6 +12,7 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax import training
+from spdf_jax.training import Evaluators
 from spdf_jax.training.checkpoints.files import write_params
 from spdf_jax.training.loop.metrics import read_rows
 from tests.quickstart_runs import ROOT
@@ -113,13 +114,13 @@ def test_a_phase_that_ended_early_has_ended(tmp_path):
   ))
   seen = lambda step, params: [('validation/loss', 1.0)]
   want = training.train(
-      make_run(**early).open(tmp_path / 'whole'), evaluators=[seen]
+      make_run(**early).open(tmp_path / 'whole'), evaluators=Evaluators([seen])
   )
   assert int(want.step) == 6
   training.densify_checkpoint(f'{tmp_path}/whole@pretrain', tmp_path / 'made')
   run = make_run(**early).open(tmp_path / 'made')
   assert run.plan.ends == {'pretrain': 2, 'continuation': 6}
-  assert_same_arrays(training.train(run, evaluators=[seen]), want)
+  assert_same_arrays(training.train(run, evaluators=Evaluators([seen])), want)
 
 
 @pytest.mark.parametrize('moments', ['keep', 'reset'])

@@ -16,6 +16,7 @@ from spdf_jax.costs.flops import forward_flops
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import model_of
 from spdf_jax.training import find_checkpoint
+from spdf_jax.training import initial_state
 from spdf_jax.training import read_params
 from spdf_jax.training import Run
 from spdf_jax.training import train
@@ -86,11 +87,11 @@ def test_a_student_approaches_its_teacher(tmp_path):
       loss__teacher_weight=1.0, phases__pretrain__duration='60 steps',
       phases__order=['pretrain'],
   ))
-  batch = run.batch_at(0)
+  batch = run.programs.batch_at(0)
   theirs = model_of(TEACHER).apply({'params': params}, batch.inputs)
-  state, first = run.step(run.create_state(), batch)
+  state, first = run.programs.step(initial_state.create(run.programs), batch)
   for step in range(1, 60):
-    state, metrics = run.step(state, run.batch_at(step))
+    state, metrics = run.programs.step(state, run.programs.batch_at(step))
   # The corpus is random, so that only the divergence can fall.
   assert metrics['train/objective'] < 0.6 * first['train/objective']
   ours = run.model.apply({'params': state.params}, batch.inputs)
@@ -179,9 +180,10 @@ def test_runs_with_adapters_keep_zeros_or_densify(algorithm, tmp_path):
   before = jax.tree.map(np.array, run.state.params)
   train(run)
   after = read_params(
-      find_checkpoint(str(tmp_path / 'tuned')), run.abstract_state.params
+      find_checkpoint(str(tmp_path / 'tuned')),
+      run.programs.abstract_state.params,
   )
-  hidden = spdf.get_mask(run.abstract_state.opt_state)
+  hidden = spdf.get_mask(run.programs.abstract_state.opt_state)
   changes = jax.tree.map(
       lambda m, x, y: None if m is None else y - x, hidden, before, after,
       is_leaf=lambda x: x is None,

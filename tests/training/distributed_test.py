@@ -38,7 +38,7 @@ def launch(workdir, *, mesh, processes=2, killed_at=None):
 def state_of(workdir):
   run = make_run()
   return read_checkpoint(
-      find_checkpoint(str(workdir)), run.abstract_state,
+      find_checkpoint(str(workdir)), run.programs.abstract_state,
       config=run.config, fingerprints=run.fingerprints,
   )
 
@@ -103,7 +103,7 @@ def read_at(workdir, step):
   run = make_run()
   return read_checkpoint(
       pathlib.Path(workdir) / 'checkpoints' / str(step),
-      run.abstract_state, config=run.config,
+      run.programs.abstract_state, config=run.config,
       fingerprints=run.fingerprints,
   )
 

@@ -14,11 +14,13 @@ from spdf_jax.runs import lifecycle
 from spdf_jax.sparsity import get_dense_grads
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity import summarize
+from spdf_jax.training import Evaluators
 from spdf_jax.training.configs.config import parse
 from spdf_jax.training.configs.early_stop import EarlyStop
 from spdf_jax.training.configs.early_stop import METRICS
 from spdf_jax.training.loop.evaluations import values_in
 from spdf_jax.training.loop.metrics import read_rows
+from spdf_jax.training.programs import Programs
 from tests.quickstart_runs import small_config
 from tests.tiers import slow_except
 from tests.tiny_run import assert_same_arrays
@@ -83,7 +85,10 @@ def seen(step, params):
   yield 'validation/loss', SEEN.get(step, 1.0)
 
 
-def train(workdir, run=None, evaluators=(seen,), **kwargs):
+EVALUATORS = Evaluators([seen])
+
+
+def train(workdir, run=None, evaluators=EVALUATORS, **kwargs):
   run = (run or make_run()).open(workdir)
   return training.train(run, evaluators=evaluators, **kwargs), run
 
@@ -93,7 +98,7 @@ def whole(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('whole')
   called = []
   at_ends = lambda step, params: called.append(step) or ()
-  state, run = train(workdir, phase_end_evaluators=[at_ends])
+  state, run = train(workdir, evaluators=Evaluators([seen], [at_ends]))
   return workdir, state, run, called
 
 
@@ -106,7 +111,7 @@ def test_the_next_phase_follows_where_one_ends_early(whole):
   names = ['pretrain'] * 12 + ['continuation'] * 15
   assert [row['phase'] for row in rows] == names
   mask = get_mask(state.opt_state)
-  assert summarize(mask, state.params, where=run.where).sparsity == 0
+  assert summarize(mask, state.params, where=run.model.where).sparsity == 0
   assert training.find_checkpoint(f'{workdir}@pretrain').name == '12'
 
 
@@ -128,7 +133,8 @@ def test_schedules_see_the_step_within_their_phase(whole):
 def test_the_next_phase_reads_on_where_the_text_was_left(whole):
   planned, run = make_run(), whole[2]
   for step in (0, 12, 20):
-    for one, other in zip(run.batch_at(step), planned.batch_at(step)):
+    batches = (each.programs.batch_at(step) for each in (run, planned))
+    for one, other in zip(*batches):
       np.testing.assert_array_equal(one, other)
 
 
@@ -139,7 +145,7 @@ def test_a_killed_run_ends_its_phases_at_the_same_steps(
   class Killed(Exception):
     pass
 
-  read = training.Run.device_batch_at
+  read = Programs.device_batch_at
 
   def reading(self, step):
     if step == killed_at:
@@ -147,10 +153,10 @@ def test_a_killed_run_ends_its_phases_at_the_same_steps(
     return read(self, step)
 
   with monkeypatch.context() as patch:
-    patch.setattr(training.Run, 'device_batch_at', reading)
+    patch.setattr(Programs, 'device_batch_at', reading)
     run = make_run().open(tmp_path)
     with pytest.raises(Killed):
-      training.train(run, evaluators=[seen])
+      training.train(run, evaluators=Evaluators([seen]))
     run.checkpoints.wait()
   state, run = train(tmp_path)
   assert run.plan.ends == {'pretrain': 12, 'continuation': 27}
@@ -230,7 +236,7 @@ def test_a_phase_does_not_end_before_the_weights_to_rewind_to(tmp_path):
 
 def test_a_phase_that_does_not_stall_is_as_planned(tmp_path):
   falling = lambda step, params: [('validation/loss', 1 / step)]
-  _, run = train(tmp_path, evaluators=[falling])
+  _, run = train(tmp_path, evaluators=Evaluators([falling]))
   assert run.plan.ends == {'pretrain': 15, 'continuation': 30}
 
 

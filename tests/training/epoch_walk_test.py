@@ -4,6 +4,7 @@ import pytest
 
 from spdf_jax import data
 from spdf_jax import training
+from spdf_jax.training.programs import Programs
 from tests.quickstart_runs import small_config
 
 STEPS = dict(pretrain=8, continuation=5)
@@ -26,7 +27,7 @@ def make_run():
 def test_no_window_comes_twice_and_none_is_lost(tmp_path, monkeypatch):
   killed_at = 10
   read_of, read = {}, data.Windows.read
-  step_of = training.Run.device_batch_at
+  step_of = Programs.device_batch_at
   at = {}
 
   def noting(self, blocks, offsets, *, block_length, length):
@@ -45,7 +46,7 @@ def test_no_window_comes_twice_and_none_is_lost(tmp_path, monkeypatch):
     return step_of(self, step)
 
   monkeypatch.setattr(data.Windows, 'read', noting)
-  monkeypatch.setattr(training.Run, 'device_batch_at', stepping)
+  monkeypatch.setattr(Programs, 'device_batch_at', stepping)
   at['run'] = 0
   run = make_run().open(tmp_path)
   with pytest.raises(Killed):
@@ -69,6 +70,6 @@ def test_no_window_comes_twice_and_none_is_lost(tmp_path, monkeypatch):
   at['run'] = 2
   for step in range(13):
     at['step'] = step
-    run.batch_at(step)
+    run.programs.batch_at(step)
     whole += read_of[2][step]
   assert windows == whole

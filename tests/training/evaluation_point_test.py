@@ -6,6 +6,7 @@ import numpy as np
 import optax
 
 from spdf_jax import training
+from spdf_jax.training import Evaluators
 from spdf_jax.training.step.optimizers import evaluation_params
 from tests.tiny_run import make_config
 from tests.tiny_run import run_of
@@ -23,9 +24,10 @@ def test_a_schedule_free_run_is_evaluated_and_read_at_its_averages(tmp_path):
       optimizer=dict(name='schedule_free_adamw', clip_norm=1.0),
       storage='dense', eval_every=7,
   )).open(tmp_path)
-  state = training.train(run, evaluators=[total])
+  state = training.train(run, evaluators=Evaluators([total]))
   found = training.read_params(
-      training.find_checkpoint(str(tmp_path)), run.abstract_state.params
+      training.find_checkpoint(str(tmp_path)),
+      run.programs.abstract_state.params,
   )
   inner = next(
       x for x in jax.tree.leaves(

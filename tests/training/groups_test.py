@@ -10,6 +10,7 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax.sparsity import statistics
+from spdf_jax.training import initial_state
 from spdf_jax.training import Run
 from spdf_jax.training.step.optimizers import matrices
 from tests.quickstart_runs import small_config
@@ -34,9 +35,9 @@ def make_run(attention, order=('pretrain', 'continuation'), **changes):
 
 
 def final_state(run):
-  state = run.create_state()
+  state = initial_state.create(run.programs)
   for i in range(run.plan.total_steps):
-    state, _ = run.step(state, run.device_batch_at(i))
+    state, _ = run.programs.step(state, run.programs.device_batch_at(i))
   return state
 
 
@@ -63,7 +64,7 @@ def test_a_run_on_text_has_the_masks_of_a_loop_with_partition(attention):
   want = final_state(other)
   masks = [spdf.get_mask(state.opt_state) for state in (found, want)]
   jax.tree.map(np.testing.assert_array_equal, *masks)
-  first = spdf.get_mask(run.create_state().opt_state)
+  first = spdf.get_mask(initial_state.create(run.programs).opt_state)
   moved = statistics.mask_changes(
       first, masks[0], found.params, where=models.sparsifiable
   )

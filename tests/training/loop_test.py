@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from spdf_jax.training import Evaluators
 from spdf_jax.training import Interrupted
 from spdf_jax.training import NotFinite
 from spdf_jax.training import train
@@ -29,7 +30,7 @@ CHILD = '''
 import sys
 import time
 from tests.tiny_run import make_run
-from spdf_jax.training import Interrupted, train
+from spdf_jax.training import Evaluators, Interrupted, train
 
 def evaluate(step, params):
   print('evaluated', step, flush=True)
@@ -37,7 +38,7 @@ def evaluate(step, params):
   return [('validation/loss', float(params['wte']['embedding'].sum()))]
 
 try:
-  train(make_run().open(sys.argv[1]), evaluators=[evaluate])
+  train(make_run().open(sys.argv[1]), evaluators=Evaluators([evaluate]))
 except Interrupted as interrupted:
   print(interrupted)
   sys.exit(128 + interrupted.signal)
@@ -56,7 +57,7 @@ def rows_in(workdir):
 def whole(tmp_path_factory):
   """Returns the workdir and final state of an uninterrupted run."""
   workdir = tmp_path_factory.mktemp('whole') / 'run'
-  state = train(make_run().open(workdir), evaluators=[total])
+  state = train(make_run().open(workdir), evaluators=Evaluators([total]))
   return workdir, state
 
 
@@ -66,7 +67,7 @@ class Stop(Exception):
 
 def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path):
   run = make_run(checkpoints__every=1, log_every=5)
-  step_fn = run.step
+  step_fn = run.programs.step
 
   def poisoned(state, batch):
     state, metrics = step_fn(state, batch)
@@ -76,7 +77,7 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path):
       metrics |= {'train/grad_norm': jnp.nan}
     return state, metrics
 
-  run.step = poisoned
+  vars(run.programs)['step'] = poisoned
   with pytest.raises(NotFinite, match='train/grad_norm of step 8, .* is nan'):
     train(run.open(tmp_path / 'run'))
   assert 'NaN' not in (tmp_path / 'run' / 'metrics.jsonl').read_text()
@@ -102,7 +103,7 @@ def test_a_resumed_run_counts_the_steps_skipped_before(tmp_path):
   for stop, end in (6, pytest.raises(Stop)), (None, contextlib.nullcontext()):
     run = damage_batches(make_run(max_skipped_steps=1), (3, 9))
     with end:
-      train(run.open(tmp_path), evaluators=[stop_at(stop)])
+      train(run.open(tmp_path), evaluators=Evaluators([stop_at(stop)]))
   skipped = [row['train/skipped_steps'] for row in rows_in(tmp_path)
              if 'train/loss' in row]
   assert skipped == [0] * 2 + [1] * 6 + [2] * 6
@@ -114,9 +115,9 @@ def test_a_run_that_fails_anywhere_continues_bit_for_bit(whole, tmp_path):
     run = make_run().open(tmp_path)
     assert int(run.state.step) <= stop
     with pytest.raises(Stop):
-      train(run, evaluators=[stop_at(stop)])
+      train(run, evaluators=Evaluators([stop_at(stop)]))
     run.close()
-  state = train(make_run().open(tmp_path), evaluators=[total])
+  state = train(make_run().open(tmp_path), evaluators=Evaluators([total]))
   assert_same_arrays(state, whole[1])
   assert rows_in(tmp_path) == rows_in(whole[0])
 
@@ -128,23 +129,23 @@ def test_a_run_that_fails_anywhere_continues_bit_for_bit(whole, tmp_path):
 def test_a_run_stopped_by_signals_continues_bit_for_bit(whole, tmp_path, stops):
   for stop in stops:
     run = make_run()
-    batch_at = run.batch_at
+    batch_at = run.programs.batch_at
 
     def signalling(step, rows, stop=stop, batch_at=batch_at):
       if step == stop - 1:
         os.kill(os.getpid(), signal.SIGTERM)
       return batch_at(step, rows)
 
-    object.__setattr__(run, 'batch_at', signalling)
+    vars(run.programs)['batch_at'] = signalling
     run = run.open(tmp_path)
     message = f'stopped by signal 15 after step {stop}; everything is saved'
     with pytest.raises(Interrupted, match=message) as caught:
-      train(run, evaluators=[total])
+      train(run, evaluators=Evaluators([total]))
     assert caught.value.signal == signal.SIGTERM
     again = make_run().open(tmp_path)
     assert int(again.state.step) == stop
     again.checkpoints.close()
-  state = train(make_run().open(tmp_path), evaluators=[total])
+  state = train(make_run().open(tmp_path), evaluators=Evaluators([total]))
   assert_same_arrays(state, whole[1])
   assert rows_in(tmp_path) == rows_in(whole[0])
 
@@ -155,13 +156,13 @@ def test_a_signal_at_the_last_step_stops_nothing(tmp_path, whole):
       os.kill(os.getpid(), signal.SIGTERM)
     yield from total(step, params)
 
-  state = train(make_run().open(tmp_path), evaluators=[late])
+  state = train(make_run().open(tmp_path), evaluators=Evaluators([late]))
   assert_same_arrays(state, whole[1])
 
 
 def test_a_finished_run_does_not_train_again(whole):
   before = (whole[0] / 'metrics.jsonl').read_bytes()
-  state = train(make_run().open(whole[0]), evaluators=[total])
+  state = train(make_run().open(whole[0]), evaluators=Evaluators([total]))
   assert_same_arrays(state, whole[1])
   assert (whole[0] / 'metrics.jsonl').read_bytes() == before
 
@@ -252,7 +253,7 @@ def test_a_run_whose_masks_move_continues_bit_for_bit(moved, tmp_path):
 
     run = make_dynamic_run().open(tmp_path)
     with pytest.raises(Stop):
-      train(run, evaluators=[failing])
+      train(run, evaluators=Evaluators([failing]))
     run.close()
   state = train(make_dynamic_run().open(tmp_path))
   assert_same_arrays(state, moved[1])
@@ -266,7 +267,7 @@ def test_evaluators_of_phase_ends_are_called_at_phase_ends_only(tmp_path):
     steps.append(step)
     return ()
 
-  train(make_run().open(tmp_path), phase_end_evaluators=[note])
+  train(make_run().open(tmp_path), evaluators=Evaluators(at_phase_ends=[note]))
   assert steps == [5, 10, 14]
 
 
@@ -335,7 +336,7 @@ def test_rows_that_were_deleted_are_warned_of(tmp_path, caplog):
   for is_deleted in (False, True):
     workdir = tmp_path / str(is_deleted)
     with pytest.raises(Stop):
-      train(make_run().open(workdir), evaluators=[stop_at(9)])
+      train(make_run().open(workdir), evaluators=Evaluators([stop_at(9)]))
     if is_deleted:
       (workdir / 'metrics.jsonl').unlink()
     train(make_run().open(workdir))

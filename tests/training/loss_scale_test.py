@@ -11,6 +11,8 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax.training import Evaluators
+from spdf_jax.training import initial_state
 from spdf_jax.training import NotFinite
 from spdf_jax.training import train
 from spdf_jax.training import train_step
@@ -21,6 +23,7 @@ from spdf_jax.training.step.losses import create_loss_scale
 from tests.tiny_run import assert_same_arrays
 from tests.tiny_run import make_dynamic_run
 from tests.tiny_run import make_run
+from tests.tiny_run import with_programs
 from tests.tiny_run import without_times
 
 TOO_LARGE = 2.0**40
@@ -33,7 +36,7 @@ def make_half_run(moving=True, **changes):
   half = model.clone(config=dataclasses.replace(model.config, dtype='float16'))
   if 'micro_batches' in changes:  # Batches of the last phase do not divide.
     changes['phases'] = run.config.phases[:2]
-  return dataclasses.replace(
+  return with_programs(
       run, model=half,
       config=dataclasses.replace(
           run.config,
@@ -79,8 +82,8 @@ def test_the_scale_follows_the_rule_of_flax(monkeypatch):
 
 
 def test_only_float16_has_a_scale():
-  assert make_half_run().create_state().loss_scale is not None
-  state = make_run().create_state()
+  assert initial_state.create(make_half_run().programs).loss_scale is not None
+  state = initial_state.create(make_run().programs)
   assert state.loss_scale is None
   assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(
       (state.step, state.params, state.opt_state)
@@ -94,13 +97,13 @@ def test_an_overflow_changes_no_bit_but_the_scale(step, micro_batches):
   # Masks move, and dense gradients are asked for, at steps 1 to 4; at 5 the
   # phase changes: its mask is all true, moments stay.
   run = shared_run(1)
-  step_fn = shared_run(micro_batches).step
-  state = run.create_state()
+  step_fn = shared_run(micro_batches).programs.step
+  state = initial_state.create(run.programs)
   for i in range(step):
-    state, _ = run.step(state, run.batch_at(i))
+    state, _ = run.programs.step(state, run.programs.batch_at(i))
   state = scaled(state, TOO_LARGE)
   before = copied(state)
-  state, metrics = step_fn(state, run.batch_at(step))
+  state, metrics = step_fn(state, run.programs.batch_at(step))
   assert not np.isfinite(metrics['train/grad_norm'])
   assert metrics['train/loss_scale'] == TOO_LARGE
   assert float(state.loss_scale.scale) == TOO_LARGE / 2
@@ -115,9 +118,8 @@ def test_a_step_does_not_depend_on_the_scale(micro_batches):
   run = shared_run(micro_batches)
   moments = []
   for scale in (2.0**10, 2.0**14):
-    state, metrics = run.step(
-        scaled(run.create_state(), scale), run.batch_at(0)
-    )
+    state = scaled(initial_state.create(run.programs), scale)
+    state, metrics = run.programs.step(state, run.programs.batch_at(0))
     assert int(state.step) == 1 and metrics['train/loss_scale'] == scale
     moments.append(optax.tree.get(state.opt_state, 'mu'))
   difference = optax.tree.norm(optax.tree.sub(*moments))
@@ -132,14 +134,14 @@ def test_gradients_are_those_of_float32_and_small_ones_survive():
   for run, scales in (
       (full, {'full': None}), (half, {'half': 2.0**24, 'unscaled': 1.0}),
   ):
-    first = run.create_state()
+    first = initial_state.create(run.programs)
     step_fn = jax.jit(functools.partial(
         train_step, apply_fn=tiny(run.model.apply),
-        optimizer=run.optimizer, learning_rate=run.plan.learning_rate,
+        optimizer=run.programs.optimizer, learning_rate=run.plan.learning_rate,
     ))
     for name, scale in scales.items():
       state = first if scale is None else scaled(first, scale)
-      _, metrics = step_fn(state, run.batch_at(0))
+      _, metrics = step_fn(state, run.programs.batch_at(0))
       norms[name] = float(metrics['train/grad_norm'])
   assert norms['half'] == pytest.approx(norms['full'], rel=0.01)
   assert norms['unscaled'] < 0.5 * norms['full']
@@ -163,11 +165,11 @@ def test_a_run_with_overflows_ends_at_its_last_step_and_resumes_bit_for_bit(
   run = make_half_run()
   asked = []
 
-  def noting(step, rows, batch_at=run.batch_at):
+  def noting(step, rows, batch_at=run.programs.batch_at):
     asked.append(step)
     return batch_at(step, rows)
 
-  run.batch_at = noting
+  vars(run.programs)['batch_at'] = noting
   whole = train(run.open(tmp_path / 'whole'))
   assert asked == list(range(14))
   assert int(whole.step) == int(whole.opt_state.count) == 14
@@ -192,7 +194,7 @@ def test_a_run_with_overflows_ends_at_its_last_step_and_resumes_bit_for_bit(
 
     run = run.open(tmp_path / 'stopped')
     with pytest.raises(Stop):
-      train(run, evaluators=[failing])
+      train(run, evaluators=Evaluators([failing]))
     run.close()
   state = train(run.open(tmp_path / 'stopped'))
   assert_same_arrays(state, whole)
@@ -231,14 +233,15 @@ def test_training_that_overflows_without_a_scale_ends_in_one_sentence(tmp_path):
       ))
     return step(state, batch)
 
-  step, run.step = shared_run(1).step, broken
+  step = shared_run(1).programs.step
+  vars(run.programs)['step'] = broken
   message = 'step 4 are not finite in float16, with a loss scale of 1 either; '
   with pytest.raises(NotFinite, match=message) as caught:
     train(run)
   assert '\n' not in str(caught.value) and str(caught.value).endswith('.')
   assert count == 3 + 17  # From 2**16 down to 1.
   run.close()
-  run.step = step
+  vars(run.programs)['step'] = step
   saved = run.open(tmp_path).state
   assert int(saved.step) == 2 and float(saved.loss_scale.scale) == 2**16
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(saved.params))
@@ -252,7 +255,7 @@ def test_a_step_in_other_types_is_taken_once_and_without_waiting():
     calls.append(batch)
     return state, {}
 
-  state = make_run().create_state()  # Its step never rises.
+  state = initial_state.create(make_run().programs)  # Its step never rises.
   assert loop.take_step(step_fn, state, 'batch', 0) == (state, {})
   assert calls == ['batch']
 
@@ -266,16 +269,17 @@ def test_the_step_compiles_once_with_and_without_overflow():
     traces.append(tokens.shape)
     return run.model.apply(variables, tokens)
 
-  state = scaled(run.create_state(), TOO_LARGE)
+  state = scaled(initial_state.create(run.programs), TOO_LARGE)
   step_fn = jax.jit(
       functools.partial(
-          train_step, apply_fn=counting, optimizer=run.optimizer,
+          train_step, apply_fn=counting, optimizer=run.programs.optimizer,
           learning_rate=optax.constant_schedule(0.1),
       ),
       out_shardings=(jax.tree.map(lambda x: x.sharding, state), None),
   )
   for _ in range(3):
-    state, _ = step_fn(state, run.batch_at(0))
+    state, _ = step_fn(state, run.programs.batch_at(0))
   assert len(traces) == 1
   mask = spdf.get_mask(state.opt_state)
-  assert_same_arrays(mask, spdf.get_mask(run.create_state().opt_state))
+  first = initial_state.create(run.programs)
+  assert_same_arrays(mask, spdf.get_mask(first.opt_state))

@@ -80,8 +80,8 @@ def test_what_one_layer_gives_is_split_as_the_next_takes_it(reader, writer):
 
 def test_a_batch_is_placed_as_it_was_read():
   run = make_run()
-  read = lambda rows: run.batch_at(3, rows)
+  read = lambda rows: run.programs.batch_at(3, rows)
   placed = mesh.place_batch(mesh.create_mesh(), read, (2, 8))
-  for found, asked in zip(placed, run.batch_at(3)):
+  for found, asked in zip(placed, run.programs.batch_at(3)):
     assert found.dtype == asked.dtype
     assert (found == asked).all()

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from spdf_jax.training import initial_state
 from spdf_jax.training.configs.config import parse
 from tests.tiny_run import make_config
 from tests.tiny_run import run_of
@@ -18,7 +19,7 @@ MUP = SPARSE | dict(name='mup', base_density=None)
 
 
 def first_state(**changes):
-  return run_of(make_config(**changes)).create_state()
+  return initial_state.create(run_of(make_config(**changes)).programs)
 
 
 def kernel(params):
@@ -32,9 +33,9 @@ def first_update(decay=0.0, parameterization=()):
       parameterization=dict(parameterization) or None,
       phases__pretrain__weight_decay=decay,
   ))
-  state = run.create_state()
+  state = initial_state.create(run.programs)
   before = jax.device_get(state.params)
-  state, _ = run.step(state, run.device_batch_at(0))
+  state, _ = run.programs.step(state, run.programs.device_batch_at(0))
   return jax.tree.map(np.subtract, jax.device_get(state.params), before)
 
 
@@ -92,8 +93,8 @@ def test_the_weight_decay_of_a_layer_does_not_follow_its_rate():
 
 def test_weights_that_another_run_trained_are_not_scaled():
   run = run_of(make_config(parameterization=SPARSE))
-  params = jax.tree.map(lambda x: x + 1, run.init_params())
-  found = kernel(run.state_from(params).params)
+  params = jax.tree.map(lambda x: x + 1, run.programs.init_params())
+  found = kernel(initial_state.from_params(run.programs, params).params)
   np.testing.assert_array_equal(found[found != 0], kernel(params)[found != 0])
 
 

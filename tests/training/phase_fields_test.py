@@ -10,6 +10,8 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax import training
 from spdf_jax.sparsity.trees import by_name
+from spdf_jax.training import Evaluators
+from spdf_jax.training import initial_state
 from tests.tiny_run import assert_same_arrays
 from tests.tiny_run import DENSE
 from tests.tiny_run import make_config
@@ -27,10 +29,10 @@ def make(**phases):
 
 def states(run, steps):
   """Returns the states before each of the first steps, and the last."""
-  state, found = run.create_state(), []
+  state, found = initial_state.create(run.programs), []
   for step in range(steps):
     found.append(jax.tree.map(jnp.copy, state))
-    state, _ = run.step(state, run.device_batch_at(step))
+    state, _ = run.programs.step(state, run.programs.device_batch_at(step))
   return [*found, state]
 
 
@@ -140,7 +142,7 @@ def test_a_phase_with_an_early_stop_rewinds_to_later_weights_than_its_best(
     seen.setdefault(step, jax.tree.map(np.asarray, params))
     yield 'validation/loss', float(step)
 
-  training.train(run.open(tmp_path), evaluators=[noting])
+  training.train(run.open(tmp_path), evaluators=Evaluators([noting]))
   assert training.find_checkpoint(f'{tmp_path}@dense:best').name == '1'
   masks = by_name(jax.tree.map(lambda x: x != 0, seen[6]))
   early = by_name(seen[3])
@@ -152,17 +154,18 @@ def test_a_phase_with_an_early_stop_rewinds_to_later_weights_than_its_best(
 def test_a_step_that_is_skipped_rewinds_all_the_same():
   run = make_ticket(max_skipped_steps=1)
   state = states(run, 5)[-1]
-  batch = run.device_batch_at(5)
+  batch = run.programs.device_batch_at(5)
   bad = batch._replace(weights=batch.weights * np.nan)
   rewound, skipped = (
-      run.step(jax.tree.map(jnp.copy, state), x)[0] for x in (batch, bad)
+      run.programs.step(jax.tree.map(jnp.copy, state), x)[0]
+      for x in (batch, bad)
   )
   assert_same_arrays(skipped.params, rewound.params)
 
 
 def test_snip_keeps_the_weights_that_matter_most_for_the_first_batch():
   run = make(sparse={'initial_mask': 'snip'}, dense={'algorithm': DENSE})
-  params, batch = run.init_params(), run.batch_at(0)
+  params, batch = run.programs.init_params(), run.programs.batch_at(0)
 
   def loss(params):
     logits = run.model.apply({'params': params}, batch.inputs)
@@ -171,7 +174,7 @@ def test_snip_keeps_the_weights_that_matter_most_for_the_first_batch():
     ))
 
   grads = by_name(jax.jit(jax.grad(loss))(params))
-  state = run.create_state()
+  state = initial_state.create(run.programs)
   masks = hidden(spdf.get_mask(state.opt_state))
   assert masks
   for name, mask in masks.items():
@@ -189,7 +192,7 @@ def test_a_run_begins_with_the_mask_of_another(tmp_path):
   other.checkpoints.close()
   run = make(sparse={'initial_mask': str(tmp_path)})
   saved = hidden(spdf.get_mask(other.state.opt_state))
-  found = hidden(spdf.get_mask(run.create_state().opt_state))
+  found = hidden(spdf.get_mask(initial_state.create(run.programs).opt_state))
   assert found.keys() == saved.keys() and found
   for path, mask in found.items():
     np.testing.assert_array_equal(mask, saved[path])
@@ -224,7 +227,7 @@ def test_a_mask_of_another_run_has_the_structure_of_the_phase(tmp_path):
     other.checkpoints.close()
     return phase('2:4') | {'initial_mask': str(workdir)}
 
-  make(a=begun_from('2:4')).create_state()
+  initial_state.create(make(a=begun_from('2:4')).programs)
   with pytest.raises(ValueError, match="^phase 'a': mask of .* structure"):
     training.Run.create(make_config(phases=dict(
         order=['a'], a=PHASE | begun_from('unstructured')
@@ -302,14 +305,14 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, stopped_at):
     pass
 
   stopped = make(**phases)
-  batch_at = stopped.device_batch_at
+  batch_at = stopped.programs.device_batch_at
 
   def stopping(step):
     if step == stopped_at:
       raise Stopped
     return batch_at(step)
 
-  stopped.device_batch_at = stopping
+  vars(stopped.programs)['device_batch_at'] = stopping
   with pytest.raises(Stopped):
     train(tmp_path / 'run', stopped)
   assert_same_arrays(train(tmp_path / 'run', make(**phases)), whole)

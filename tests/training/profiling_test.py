@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from spdf_jax.training import Evaluators
 from spdf_jax.training import train
 from spdf_jax.training.loop import profiling
 from tests.tiny_run import assert_same_arrays
@@ -25,13 +26,13 @@ def traced(monkeypatch):
 
 
 def noting(run, events):
-  batch_at = run.batch_at
+  batch_at = run.programs.batch_at
 
   def noted(step, rows):
     events.append(step + 1)
     return batch_at(step, rows)
 
-  object.__setattr__(run, 'batch_at', noted)
+  vars(run.programs)['batch_at'] = noted
   return run
 
 
@@ -63,7 +64,8 @@ def test_a_run_that_continues_within_the_window_traces_the_rest(
 
   with pytest.raises(RuntimeError):  # At step 3, after the checkpoint of 2.
     train(
-        make_run().open(tmp_path), evaluators=[failing], profile=range(2, 6)
+        make_run().open(tmp_path), evaluators=Evaluators([failing]),
+        profile=range(2, 6),
     )
   assert traced[-1] == 'stop'  # No trace outlives its run.
   traced.clear()

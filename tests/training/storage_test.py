@@ -17,6 +17,8 @@ from spdf_jax.accelerator import native
 from spdf_jax.sparsity.storage import kept_sizes
 from spdf_jax.sparsity.storage import pack_state
 from spdf_jax.sparsity.storage import unpack_state
+from spdf_jax.training import Evaluators
+from spdf_jax.training import initial_state
 from spdf_jax.training.loop.metrics import read_rows
 from spdf_jax.training.step.storage import bytes_per_weight
 from spdf_jax.training.step.storage import check_storage
@@ -42,7 +44,7 @@ def rows_in(workdir):
 
 def trained(workdir, storage, evaluators=(total,)):
   run = make_run(storage=storage).open(workdir)
-  return training.train(run, evaluators=evaluators)
+  return training.train(run, evaluators=Evaluators(evaluators))
 
 
 @pytest.fixture(scope='module')
@@ -102,7 +104,7 @@ def test_a_checkpoint_continues_with_either_storage(
 
   run = make_run(storage=first).open(tmp_path)
   with pytest.raises(Stop):
-    training.train(run, evaluators=[failing])
+    training.train(run, evaluators=Evaluators([failing]))
   run.close()
   with caplog.at_level(logging.INFO, logger='spdf_jax'):
     state = trained(tmp_path, then)
@@ -118,10 +120,10 @@ def test_a_checkpoint_continues_with_either_storage(
 def test_a_checkpoint_is_of_dense_arrays(whole):
   run = make_run()
   checkpoint = training.find_checkpoint(f'{whole["compact"][0]}@pretrain')
-  params = training.read_params(checkpoint, run.abstract_state.params)
+  params = training.read_params(checkpoint, run.programs.abstract_state.params)
   wanted = training.read_params(
       training.find_checkpoint(f'{whole["dense"][0]}@pretrain'),
-      run.abstract_state.params,
+      run.programs.abstract_state.params,
   )
   assert_close(params, wanted)
 
@@ -143,23 +145,23 @@ def test_only_steps_between_changes_of_the_mask_are_compact():
 
 def test_a_run_converts_there_and_back_bit_for_bit():
   run = make_run(storage='compact')
-  state = run.create_state()
-  step_fn, compact = run.prepare_step(state, 0)
-  assert step_fn is run.compact_step and is_compact(compact)
-  assert run.prepare_step(compact, 1)[1] is compact
-  assert_same_arrays(run.to_dense(compact), state)
-  step_fn, dense = run.prepare_step(compact, 5)
-  assert step_fn is run.step
+  state = initial_state.create(run.programs)
+  step_fn, compact = run.programs.prepare_step(state, 0)
+  assert step_fn is run.programs.compact_step and is_compact(compact)
+  assert run.programs.prepare_step(compact, 1)[1] is compact
+  assert_same_arrays(run.programs.to_dense(compact), state)
+  step_fn, dense = run.programs.prepare_step(compact, 5)
+  assert step_fn is run.programs.step
   assert_same_arrays(dense, state)
   shapes = lambda tree: [
       (x.shape, x.dtype) for x in jax.tree.leaves(tree)
   ]
   planned = planned_state(
-      run.abstract_state, run.plan, run.where, step=0
+      run.programs.abstract_state, run.plan, run.model.where, step=0
   )
   assert shapes(planned) == shapes(compact)
   assert 3 < bytes_per_weight(compact) == bytes_per_weight(planned) < 3.2
-  assert bytes_per_weight(run.abstract_state) == 13
+  assert bytes_per_weight(run.programs.abstract_state) == 13
 
 
 @functools.cache
@@ -174,7 +176,7 @@ def steps_of(matmul='dense'):
       optax.chain(optax.clip_by_global_norm(1e3), optax.adamw(1e-2)),
       spdf.static(0.75), where=models.sparsifiable, key=0,
   )
-  batch = make_run().batch_at(0)
+  batch = make_run().programs.batch_at(0)
   params = jax.jit(model.init)(jax.random.key(0), batch.inputs)['params']
   state = training.create_state(params, optimizer)
   sizes = kept_sizes(spdf.get_mask(state.opt_state))
@@ -230,12 +232,12 @@ def test_under_jit_a_step_is_equal_to_rounding(matmul):
 
 def test_compact_storage_is_refused_where_it_is_not_supported():
   run = make_run(storage='compact')
-  check_storage(run.config, run.plan, run.mesh)
+  check_storage(run.config, run.plan, run.programs.mesh)
   moving = make_dynamic_run()
-  check_storage(moving.config, moving.plan, run.mesh)
+  check_storage(moving.config, moving.plan, run.programs.mesh)
   with pytest.raises(ValueError, match="'pretrain' has 5 steps with mask .*"
                      ".*rigl.*storage 'dense'"):
-    check_storage(run.config, moving.plan, run.mesh)
+    check_storage(run.config, moving.plan, run.programs.mesh)
 
 
 @pytest.mark.parametrize('changes, message', [
@@ -247,7 +249,7 @@ def test_compact_storage_is_refused_where_it_is_not_supported():
 def test_parts_that_need_dense_arrays_are_named(changes, message):
   run = make_run(storage='compact', **changes)
   with pytest.raises(ValueError, match=f"storage is 'compact' and .*{message}"):
-    check_storage(run.config, run.plan, run.mesh)
+    check_storage(run.config, run.plan, run.programs.mesh)
 
 
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels')
@@ -268,8 +270,9 @@ def test_the_state_is_compact_where_kernels_skip_zeros(storage, changes):
       phases__continuation__batch_size=16,
   )
   sparse = dict(phases__pretrain__algorithm=static(0.95), matmul='auto')
-  assert make_run(storage='auto', **width | sparse | changes).storage == storage
-  assert make_run(**width | sparse).storage == 'dense'
+  run = make_run(storage='auto', **width | sparse | changes)
+  assert run.programs.storage == storage
+  assert make_run(**width | sparse).programs.storage == 'dense'
 
 
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
@@ -278,8 +281,9 @@ def test_steps_of_dense_phases_have_no_kernels(storage):
   run = run_of(make_config(matmul='native', storage=storage))
 
   def has_kernels(step):
-    jitted, state = run.prepare_step(run.create_state(), step)
-    text = jitted.lower(state, run.batch_at(step)).as_text()
+    state = initial_state.create(run.programs)
+    jitted, state = run.programs.prepare_step(state, step)
+    text = jitted.lower(state, run.programs.batch_at(step)).as_text()
     return 'spdf_packed_matmul' in text or 'spdf_sparse_matmul' in text
 
   assert has_kernels(0) and not has_kernels(run.plan.starts[1])
@@ -289,15 +293,18 @@ def test_steps_of_dense_phases_have_no_kernels(storage):
 def test_compact_steps_use_kernels_even_if_masks_are_denser_than_planned():
   # Counts of blocks are rounded: 21 % of 16 blocks are 3, or 19 %.
   run = run_of(make_config(matmul='native', storage='compact'))
-  run.sparse_steps = run.sparse_steps._replace(crossover=0.99)
-  jitted, state = run.prepare_step(run.create_state(), 0)
-  text = jitted.lower(state, run.batch_at(0)).as_text()
+  steps = run.programs.sparse_steps._replace(crossover=0.99)
+  vars(run.programs)['sparse_steps'] = steps
+  jitted, state = run.programs.prepare_step(
+      initial_state.create(run.programs), 0
+  )
+  text = jitted.lower(state, run.programs.batch_at(0)).as_text()
   assert 'spdf_packed_matmul' in text
 
 
 def test_without_kernels_all_phases_have_one_step():
   run = make_run(matmul='dense')
-  assert run.dense_step is run.step
+  assert run.programs.dense_step is run.programs.step
 
 
 def test_several_devices_are_refused():

@@ -32,6 +32,7 @@ from spdf_jax.training import plan
 from spdf_jax.training.step import storage
 from spdf_jax.training.checkpoints import workdir
 from spdf_jax.training import Run
+from spdf_jax.training.programs import Programs
 
 calls, stack = collections.Counter(), []
 
@@ -50,7 +51,7 @@ for module in (
     if own and (name in ('parse', 'create_plan') or name.startswith('check_')):
       setattr(module, name, counted(value))
 
-prepare = Run.prepare_step
+prepare = Programs.prepare_step
 
 def prepare_step(self, state, step):
   step_fn, state = prepare(self, state, step)
@@ -59,7 +60,7 @@ def prepare_step(self, state, step):
     return step_fn(*args)
   return noting, state
 
-Run.prepare_step = prepare_step
+Programs.prepare_step = prepare_step
 
 def main(argv):
   status = train.main(argv)

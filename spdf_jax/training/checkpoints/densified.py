@@ -132,7 +132,7 @@ def _densify(
       fingerprints=run.fingerprints,
       densified=list(past),
   )
-  saved.save(densify_state(state, run.optimizer, moments=moments))
+  saved.save(densify_state(state, run.programs.optimizer, moments=moments))
   saved.close()
   return find_checkpoint(str(workdir))
 

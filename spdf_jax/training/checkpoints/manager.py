@@ -19,6 +19,7 @@ from spdf_jax.training.checkpoints import workdir as workdirs
 from spdf_jax.training.configs.config import RunConfig
 from spdf_jax.training.configs.early_stop import Best
 from spdf_jax.training.configs.early_stop import read_bests
+from spdf_jax.training.step import state as states
 from spdf_jax.training.step.optimizers import schedule_free_path
 from spdf_jax.training.step.state import TrainState
 
@@ -197,28 +198,32 @@ class Checkpoints:
     bests = read_bests(workdirs.read_meta(self._directory / str(step)))
     return {name: best for name, best in bests.items() if best.step in saved}
 
-  def restore_best(self, best: Best, abstract: TrainState) -> TrainState:
+  def restore_best(
+      self, best: Best, abstract: TrainState, later: TrainState
+  ) -> TrainState:
     """Restores the checkpoint of a best evaluation, once it is saved.
 
     Args:
       best: The best evaluation.
       abstract: Shapes, dtypes and shardings of the state.
+      later: Result of `step_values` for the state at the end of the phase.
 
     Returns:
-      The state.
+      The best parameters, masks and moments, at the step of the later state.
 
     Raises:
       ValueError: the checkpoint cannot be read.
     """
     self.wait()
     checkpoint = self._directory / str(best.step)
+    logger.info('the phase ends with its best weights: %s', best)
     try:
-      return checkpoint_files.read_checkpoint(
+      return states.at_step(checkpoint_files.read_checkpoint(
           checkpoint,
           abstract,
           config=self._config,
           fingerprints=self._fingerprints,
-      )
+      ), later)
     except Exception as error:  # Damage may raise any exception.
       raise ValueError(
           f'checkpoint {checkpoint}, the best one of its phase, cannot be read '

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 from spdf_jax import sparsity
 from spdf_jax.training.configs.early_stop import Best
@@ -22,28 +22,38 @@ logger = logging.getLogger('spdf_jax')
 _SHOWN = ('validation/perplexity', 'target/perplexity', 'task/chrf')
 
 
+class Evaluators(NamedTuple):
+  """Functions `(step, params)` that return pairs `(name, value)`.
+
+  Attributes:
+    every_time: Evaluators called every `config.eval_every` steps and at the end
+      of each phase.
+    at_phase_ends: Evaluators called at the end of each phase, and at every
+      evaluation of a phase whose `early_stop.metric` is measured on generated
+      text.
+  """
+
+  every_time: Sequence[Evaluator] = ()
+  at_phase_ends: Sequence[Evaluator] = ()
+
+
 class Evaluations:
   """The evaluations of a run, which decide whether a phase ends early.
 
   Args:
     run: The run, whose `best` is updated.
-    every_time: Evaluators, `(step, params) -> (name, value)` pairs, called at
-      every evaluation.
-    at_phase_ends: Evaluators called at the ends of phases, and at every
-      evaluation of a phase whose `early_stop` metric is of generations.
+    evaluators: Evaluators of the parameters.
     rows: Rows of earlier evaluations, in a run that is resumed.
   """
 
   def __init__(
       self,
       run: Run,
-      every_time: Sequence[Evaluator],
-      at_phase_ends: Sequence[Evaluator],
+      evaluators: Evaluators,
       rows: Iterable[Mapping[str, Any]] = (),
   ):
     self._run = run
-    self._every_time = every_time
-    self._at_phase_ends = at_phase_ends
+    self._evaluators = evaluators
     self._rows = list(rows)
 
   def run(
@@ -82,6 +92,10 @@ class Evaluations:
     _show(step, row)
     return row, ends_early
 
+  def best_of(self, step: int) -> Best | None:
+    """Returns the best evaluation so far of the phase that a step is in."""
+    return self._run.best.get(self._run.plan.phase_at(step - 1).name)
+
   def run_best(
       self, step: int, state: TrainState
   ) -> dict[str, float | str]:
@@ -96,7 +110,8 @@ class Evaluations:
     """
     row = self._measure(step, state)
     row |= self._generate(step, state)
-    row |= self._run.best[self._run.plan.phase_at(step - 1).name].row
+    if best := self.best_of(step):
+      row |= best.row
     _show(step, row)
     return row
 
@@ -106,14 +121,14 @@ class Evaluations:
         **_sparsities(self._run, step, state),
     }
     params = optimizers.evaluation_params(state.opt_state, state.params)
-    for evaluate in self._every_time:
+    for evaluate in self._evaluators.every_time:
       row.update(evaluate(step, params))
     return row
 
   def _generate(self, step: int, state: TrainState) -> dict[str, Any]:
     row: dict[str, Any] = {}
     params = optimizers.evaluation_params(state.opt_state, state.params)
-    for evaluate in self._at_phase_ends:
+    for evaluate in self._evaluators.at_phase_ends:
       row.update(evaluate(step, params))
     return row
 
@@ -140,9 +155,9 @@ def _show(step: int, row: Mapping[str, Any]) -> None:
 def _sparsities(run: Run, step: int, state: TrainState) -> dict[str, float]:
   """Returns the measured and the planned sparsity of all layers."""
   mask = sparsity.get_mask(state.opt_state)
-  summary = sparsity.summarize(mask, state.params, where=run.where)
+  summary = sparsity.summarize(mask, state.params, where=run.model.where)
   asked = planned_sparsities(
-      run.plan, step - 1, run.abstract_state.params, run.where
+      run.plan, step - 1, run.programs.abstract_state.params, run.model.where
   )
   row = {
       'sparsity/sparsified': summary.sparsity,

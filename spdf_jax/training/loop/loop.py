@@ -15,7 +15,7 @@ from spdf_jax.training.loop import processes
 from spdf_jax.training.loop import progress as progresses
 from spdf_jax.training.loop import writers as metric_writers
 from spdf_jax.training.loop.evaluations import Evaluations
-from spdf_jax.training.loop.evaluations import Evaluator
+from spdf_jax.training.loop.evaluations import Evaluators
 from spdf_jax.training.loop.metrics import MetricWriter
 from spdf_jax.training.loop.metrics import read_rows
 from spdf_jax.training.loop.profiling import Profiler
@@ -24,6 +24,8 @@ from spdf_jax.training.step import losses
 from spdf_jax.training.step import state as states
 
 logger = logging.getLogger('spdf_jax')
+
+_NO_EVALUATORS = Evaluators()
 
 
 class Interrupted(InterruptedError):
@@ -51,8 +53,7 @@ class Interrupted(InterruptedError):
 def train(
     run: Run,
     *,
-    evaluators: Sequence[Evaluator] = (),
-    phase_end_evaluators: Sequence[Evaluator] = (),
+    evaluators: Evaluators = _NO_EVALUATORS,
     writers: Sequence[metric_writers.Open] = (),
     profile: range = range(0),
     on_early_end: Callable[[], object] = lambda: None,
@@ -62,12 +63,7 @@ def train(
   Args:
     run: The run, after `run.open`; its state is consumed, and it is closed at
       the end.
-    evaluators: Functions `(step, params)` that return an iterable of pairs
-      `(name, value)`, called every `config.eval_every` steps and at the end of
-      each phase.
-    phase_end_evaluators: Such functions, called at the end of each phase, and
-      at every evaluation of a phase whose `early_stop.metric` is measured on
-      generated text.
+    evaluators: Evaluators of the parameters; by default none.
     writers: Functions that open writers of metrics in addition to that of
       `metrics.jsonl`, as `training.loop.writers.choose_writers` returns them.
     profile: Steps to trace, counted from 1, e.g. `range(10, 15)`; the trace is
@@ -102,25 +98,19 @@ def train(
           'this workdir; those up to it are lost, and reports begin after it.',
           start,
       )
-    evaluations = Evaluations(run, evaluators, phase_end_evaluators, rows)
+    evaluations = Evaluations(run, evaluators, rows)
     out = None if processes.is_main_process() else open(os.devnull, 'w')
     progress = progresses.Progress(run, start, out=out)
-    writer = metric_writers.AllWriters([
-        MetricWriter(run.workdir / 'metrics.jsonl', start),
-        *(
-            open_writer(run.workdir, run.config.as_dict(), start)
-            for open_writer in writers
-        ),
-    ] if processes.is_main_process() else [])
+    writer = _open_writers(run, writers, start)
     log = progresses.TrainLog(
         writer, progress, run, progresses.skipped_in(rows, start)
     )
     with Profiler(profile, run.workdir / 'profile') as profiler:
       while step < run.plan.total_steps:
         profiler.before_step(step + 1, state)
-        step_fn, state = run.prepare_step(state, step)
+        step_fn, state = run.programs.prepare_step(state, step)
         state, metrics = take_step(
-            step_fn, state, run.device_batch_at(step), step
+            step_fn, state, run.programs.device_batch_at(step), step
         )
         step += 1
         log.add(step, metrics)
@@ -137,28 +127,24 @@ def train(
           continue
         log.flush()
         progress.pause()
-        dense = run.to_dense(state)
+        dense = run.programs.to_dense(state)
         if evaluate:
           row, ends_early = evaluations.run(step, dense)
           writer.write_scalars(step, row)
           if ends_early:
             run.end_phase(step)
             on_early_end()
-          phase = run.plan.phase_at(step - 1).name
-          best = run.best.get(phase)
+          best = evaluations.best_of(step)
           if best is not None and best.step != step and (ends or ends_early):
-            logger.info('phase %r ends with its best weights: %s', phase, best)
             values = states.step_values(dense)
             del dense, state  # Not held beside the best state.
-            dense = state = states.at_step(
-                run.checkpoints.restore_best(best, run.abstract_state), values
+            dense = state = run.checkpoints.restore_best(
+                best, run.programs.abstract_state, values
             )
             writer.write_scalars(step, evaluations.run_best(step, dense))
           if ends_early:
             dense = state = states.with_dense_grads(dense, run.plan.algorithm)
-          save = save or ends_early or (
-              best is not None and best.step == step
-          )
+          save |= ends_early or best is not None and best.step == step
         if save:
           # Flushed first, so that no checkpoint is ahead of the log on disk.
           writer.flush()
@@ -171,7 +157,7 @@ def train(
     writer.close()
     if interrupts.received is not None and step < run.plan.total_steps:
       raise Interrupted(interrupts.received, step)
-    return run.to_dense(state)
+    return run.programs.to_dense(state)
 
 
 def take_step(
@@ -212,6 +198,21 @@ def take_step(
           'loss scale of 1 either; that step is not saved: lower the '
           "learning rate, or set model.dtype to 'bfloat16' or 'float32'."
       )
+
+
+def _open_writers(
+    run: Run, writers: Sequence[metric_writers.Open], start: int
+) -> metric_writers.AllWriters:
+  """Opens all writers of metrics in the main process, and none in others."""
+  if not processes.is_main_process():
+    return metric_writers.AllWriters([])
+  return metric_writers.AllWriters([
+      MetricWriter(run.workdir / 'metrics.jsonl', start),
+      *(
+          open_writer(run.workdir, run.config.as_dict(), start)
+          for open_writer in writers
+      ),
+  ])
 
 
 def _rows_until(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from spdf_jax import models
 from spdf_jax.training.checkpoints import files as checkpoint_files
 from spdf_jax.training.checkpoints import workdir
+from spdf_jax.training.step import losses
 
 
 def check_teacher(source: str, vocab_size: int, length: int) -> None:
@@ -38,6 +39,24 @@ def check_teacher(source: str, vocab_size: int, length: int) -> None:
 def teacher_config(source: str) -> models.DecoderConfig:
   """Reads the config of a teacher's model."""
   return workdir.read_source(source, _model_of).config
+
+
+def open_loss(
+    loss: losses.Loss, mesh: jax.sharding.Mesh
+) -> losses.Loss | losses.Distillation:
+  """Returns the loss of a step, with its teacher if it names one.
+
+  Args:
+    loss: The loss of the config.
+    mesh: Mesh of the run.
+
+  Raises:
+    ValueError: there is no checkpoint of the teacher, or it does not record its
+      model.
+  """
+  if loss.teacher is None:
+    return loss
+  return losses.Distillation(loss, open_teacher(loss.teacher, mesh))
 
 
 def open_teacher(
