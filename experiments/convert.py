@@ -63,11 +63,11 @@ from spdf_jax.data import special_tokens
 from spdf_jax.interop import configs
 from spdf_jax.interop import tensors
 from spdf_jax.sparsity import trees
-from spdf_jax.training import checkpoint_files
-from spdf_jax.training import densified
-from spdf_jax.training import early_stop
-from spdf_jax.training import processes
-from spdf_jax.training import workdir as workdirs
+from spdf_jax.training.checkpoints import densified
+from spdf_jax.training.checkpoints import files as checkpoint_files
+from spdf_jax.training.checkpoints import workdir as workdirs
+from spdf_jax.training.configs import early_stop
+from spdf_jax.training.loop import processes
 
 _FROM_HF = flags.DEFINE_string(
     'from_hf', None, 'Directory to read: of a GPT-2, Llama, Mistral or Qwen.'

@@ -32,6 +32,7 @@ from experiments.papers import json_files
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.runs import style
+from spdf_jax.training import initial_state
 
 _CONFIG = config_file.define()
 _WIDTHS = flags.DEFINE_list('widths', ['64', '128', '256', '512'], 'd_model.')
@@ -143,7 +144,7 @@ def measure(
       run = training.Run.create(
           scaled(config, name, width, density, base, seed)
       )
-      step = step or run.step
+      step = step or run.programs.step
       runs.append(_changes(run, step))
     mean = lambda *values: statistics.fmean(values)
     found[density] = jax.tree.map(mean, *runs)
@@ -151,8 +152,8 @@ def measure(
 
 
 def _changes(run: training.Run, train_step: Any) -> Changes:
-  state = run.create_state()
-  batch = run.device_batch_at(0)
+  state = initial_state.create(run.programs)
+  batch = run.programs.device_batch_at(0)
   outputs = _outputs_of(run.model)
   before = outputs(state.params, batch)
   found = []

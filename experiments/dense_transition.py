@@ -22,6 +22,7 @@ from experiments.launch import console
 from experiments.papers import json_files
 from spdf_jax import training
 from spdf_jax.runs import style
+from spdf_jax.training import initial_state
 
 _SPARSITY = flags.DEFINE_float(
     'sparsity', 0.9, 'Fraction of zeros.', lower_bound=0, upper_bound=1
@@ -57,7 +58,7 @@ def _measure() -> Iterator[str]:
     step = None  # That of the first seed, which is compiled once for all.
     for seed in range(_SEEDS.value):
       run = training.Run.create(_config(seed, **changes))
-      step = step or run.step
+      step = step or run.programs.step
       found.append(dict(
           way=way, seed=seed, losses=_losses(run, step, _STEPS.value)
       ))
@@ -86,10 +87,10 @@ def _config(
 
 def _losses(run: training.Run, train_step: Any, sparse: int) -> list[float]:
   """Trains, and returns the losses around the transition."""
-  state = run.create_state()
+  state = initial_state.create(run.programs)
   losses = []
   for step in range(sparse + AFTER):
-    state, metrics = train_step(state, run.device_batch_at(step))
+    state, metrics = train_step(state, run.programs.device_batch_at(step))
     if step >= sparse - BEFORE:
       losses.append(float(metrics['train/loss']))
   return losses

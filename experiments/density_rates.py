@@ -94,12 +94,12 @@ def _trainer(name: str, density: float) -> Callable[[float, int], float]:
   def optimizer(rate, seed):
     inner = optax.chain(
         optax.clip_by_global_norm(1.0), optax.scale_by_adam(b2=0.95),
-        spdf.scale_by_density(1.0, where=run.where) if follows
+        spdf.scale_by_density(1.0, where=run.model.where) if follows
         else optax.identity(),
         optax.add_decayed_weights(0.1), optax.scale(-rate),
     )
     return spdf.sparsify(
-        inner, spdf.static(1 - density), where=run.where, key=seed
+        inner, spdf.static(1 - density), where=run.model.where, key=seed
     )
 
   def loss_fn(params, inputs, targets):
@@ -114,7 +114,7 @@ def _trainer(name: str, density: float) -> Callable[[float, int], float]:
     return optax.apply_updates(params, updates), opt_state
 
   step, value = jax.jit(step, donate_argnums=(0, 1)), jax.jit(loss_fn)
-  batches = [run.batch_at(i) for i in range(_STEPS.value)]
+  batches = [run.programs.batch_at(i) for i in range(_STEPS.value)]
   held_out = lifecycle.validation_batches(run)
 
   def train(rate, seed):
@@ -125,7 +125,7 @@ def _trainer(name: str, density: float) -> Callable[[float, int], float]:
     mask = spdf.get_mask(opt_state)
     params = spdf.apply_mask(params, mask)
     if follows:
-      params = spdf.scale_init(params, mask, 1.0, where=run.where)
+      params = spdf.scale_init(params, mask, 1.0, where=run.model.where)
     for i, batch in enumerate(batches):
       params, opt_state = step(params, opt_state, batch, rate * schedule(i + 1))
     losses = [float(value(params, b.inputs, b.targets)) for b in held_out]

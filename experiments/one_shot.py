@@ -32,7 +32,7 @@ from spdf_jax.runs import lifecycle
 from spdf_jax.runs import markdown
 from spdf_jax.runs import style
 from spdf_jax.sparsity import one_shot
-from spdf_jax.training import checkpoint_files
+from spdf_jax.training.checkpoints import files as checkpoint_files
 
 _MODEL = flags.DEFINE_string('model', None, 'WORKDIR or WORKDIR@PHASE.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of runs and results.')
@@ -75,7 +75,7 @@ def compare() -> Iterator[str]:
         batches=lifecycle.validation_batches(run),
     )
     params = _prune(model, run, method, sparsity)
-    if not training.workdir.saved_steps(start):
+    if not training.checkpoints.workdir.saved_steps(start):
       checkpoint_files.write_params(start, params, {
           'model': model.config.model.as_dict()
       })

@@ -32,10 +32,11 @@ from typing import Any, TextIO
 from absl import app
 from absl import flags
 
+from experiments import preparation
 from experiments.launch import console
 from spdf_jax import data
 from spdf_jax.data import corpora
-from spdf_jax.training.progress import LiveLine
+from spdf_jax.training.loop.progress import LiveLine
 
 _INPUT = flags.DEFINE_string('input', None, 'A file or folder to read.')
 _TOKENIZER = flags.DEFINE_string(
@@ -93,7 +94,7 @@ class ProgressLine:
     self._clock = clock
     self._last = float('-inf')
 
-  def __call__(self, progress: data.PreparationProgress) -> None:
+  def __call__(self, progress: preparation.PreparationProgress) -> None:
     """Prints the progress if a line is due."""
     now = self._clock()
     if now - self._last < (0.5 if self._line.overwrites else 10):
@@ -132,7 +133,7 @@ def format_corpus(corpus: data.Corpus, output: str) -> str:
 
 def prepare_shard(**arguments: Any) -> str:
   """Prepares the shard of the flags; returns a sentence with what is next."""
-  done = data.prepare_shard(_INPUT.value, _SHARD.value, **arguments)
+  done = preparation.prepare_shard(_INPUT.value, _SHARD.value, **arguments)
   if isinstance(done, data.Corpus):
     return (
         f'{_OUTPUT.value} is prepared already, with fingerprint'
@@ -153,7 +154,7 @@ def main(argv: list[str]) -> int:
   if _JOIN.value:
     if not _OUTPUT.value or _INPUT.value or _SHARD.value:
       raise app.UsageError('--join takes --output, the folder of the shards.')
-    join = lambda: data.join_shards(
+    join = lambda: preparation.join_shards(
         _OUTPUT.value,
         max_faults=_MAX_FAULTS.value if _MAX_FAULTS.present else None,
     )
@@ -170,7 +171,7 @@ def main(argv: list[str]) -> int:
   if _SHARD.value:
     return console.run(argv, lambda: prepare_shard(**arguments))
   return console.run(argv, lambda: format_corpus(
-      data.prepare_files(_INPUT.value, **arguments), _OUTPUT.value
+      preparation.prepare_files(_INPUT.value, **arguments), _OUTPUT.value
   ))
 
 

@@ -42,17 +42,18 @@ from experiments.launch import config_file
 from experiments.launch import console
 from experiments.papers import arms
 from experiments.papers import json_files
-from experiments.papers import pool
-from experiments.papers import pool_identity
-from experiments.papers import pool_processes
-from experiments.papers import pool_worker
 from experiments.papers import race_report
 from experiments.papers.race_report import Budget
 from experiments.papers.race_report import PhaseCost
+from experiments.pool import identity as pool_identity
+from experiments.pool import pool
+from experiments.pool import processes as pool_processes
+from experiments.pool import worker as pool_worker
 from spdf_jax import files
 from spdf_jax import training
 from spdf_jax.costs import plan_costs
 from spdf_jax.sparsity.algorithms import from_config
+from spdf_jax.training import initial_state
 
 _CONFIGS = flags.DEFINE_string(
     'configs', None, 'Config files with their arguments, separated by commas.'
@@ -445,13 +446,14 @@ class _Stepper:
     phase['learning_rate']['schedule'] = 'constant'
     config.phases = {'order': (name,), name: phase}
     self._run = training.Run.create(config)
-    self._state = self._run.state_from(self._run.init_params())
+    programs = self._run.programs
+    self._state = initial_state.from_params(programs, programs.init_params())
     self._count = 0
 
   def __call__(self) -> Any:
-    batch = self._run.device_batch_at(self._count)
+    batch = self._run.programs.device_batch_at(self._count)
     self._count += 1
-    self._state, metrics = self._run.step(self._state, batch)
+    self._state, metrics = self._run.programs.step(self._state, batch)
     return metrics, self._state.step
 
 

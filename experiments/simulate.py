@@ -26,11 +26,11 @@ from experiments.wafer import executions
 from experiments.wafer import gpus
 from experiments.wafer import plots
 from experiments.wafer import report as texts
+from experiments.wafer import run_costs
 from experiments.wafer import sweeps
 from experiments.wafer import validation
 from experiments.wafer import variants
 from experiments.wafer.report import Rate
-from spdf_jax import costs
 from spdf_jax import training
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer import device as devices
@@ -128,12 +128,12 @@ def _describe_config(device: wafer.WaferDevice) -> Iterator[str]:
   run = training.Run.create(_CONFIG.value, planning=True)
   systems, decode = _SYSTEMS.value, _MODE.value == 'decode'
   if _MODE.value == 'train':
-    estimate = costs.simulate_run(run, device, systems)
+    estimate = run_costs.simulate_run(run, device, systems)
     report = estimate.report
     yield texts.format_estimate(estimate, run, price=price, carbon=carbon)
     yield f'\nfirst step: {gpus.comparison_table(report.program)}'
   else:
-    found = costs.simulate_inference(
+    found = run_costs.simulate_inference(
         run, device, systems, batch_size=_BATCH_SIZE.value,
         length=run.plan.phases[0].length, decode=decode,
     )

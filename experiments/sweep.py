@@ -40,8 +40,8 @@ from experiments.scores import scoring_flags
 from experiments.scores import sheets
 from experiments.scores import task_scores
 from spdf_jax import files
-from spdf_jax.training import early_stop
-from spdf_jax.training import metrics as metric_files
+from spdf_jax.training.configs import early_stop
+from spdf_jax.training.loop import metrics as metric_files
 
 _CONFIG = config_file.define()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for all runs.')

@@ -34,15 +34,15 @@ from experiments.launch import compilation_cache
 from experiments.launch import config_file
 from experiments.launch import console
 from experiments.launch import dry_run
+from experiments.launch import mirror
 from spdf_jax import training
 from spdf_jax.runs import lifecycle
-from spdf_jax.runs import mirror
 from spdf_jax.runs import style
-from spdf_jax.training import config
-from spdf_jax.training import mesh
-from spdf_jax.training import processes
-from spdf_jax.training import profiling
-from spdf_jax.training import writers
+from spdf_jax.training.configs import config
+from spdf_jax.training.loop import processes
+from spdf_jax.training.loop import profiling
+from spdf_jax.training.loop import writers
+from spdf_jax.training.step import mesh
 
 _CONFIG = config_file.define()
 _WORKDIR = flags.DEFINE_string(

@@ -1,6 +1,8 @@
 """Contracts of the house: layers, imports, signatures, language and help."""
 
 import ast
+import graphlib
+import importlib
 import os
 import pathlib
 import re
@@ -9,10 +11,10 @@ import sys
 import sysconfig
 import textwrap
 
-import command
 import pytest
 
 import spdf_jax
+from tests import command
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = pathlib.Path(spdf_jax.__file__).parent
@@ -111,7 +113,106 @@ def test_orbax_appears_in_checkpoints_only():
       p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob('*.py')
       if any(name.startswith('orbax') for name, _ in imports(p))
   }
-  assert users == {'training/checkpoint_files.py', 'training/checkpoints.py'}
+  assert users == {
+      'training/checkpoints/files.py', 'training/checkpoints/manager.py',
+  }
+
+
+def named_modules(*folders):
+  """Returns the files of all modules in folders by the names of the modules."""
+  return {
+      '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+      .removesuffix('.__init__'): path
+      for folder in folders for path in sorted((ROOT / folder).rglob('*.py'))
+  }
+
+
+def with_parents(name):
+  """Returns a dotted name and the names of what it is in, the longest first."""
+  parts = name.split('.')
+  return ['.'.join(parts[:i]) for i in range(len(parts), 0, -1)]
+
+
+def import_graph(files):
+  """Returns the modules that each module imports while it is imported.
+
+  Importing a module imports the packages that it is in, too.
+  """
+  graph = {}
+  for name, path in files.items():
+    graph[name] = set()
+    for imported, at_top in imports(path):
+      ours = [parent for parent in with_parents(imported) if parent in files]
+      if at_top and ours:
+        graph[name] |= {ours[0], *set(ours) - set(with_parents(name))}
+  return graph
+
+
+def test_no_modules_import_one_another_in_a_circle():
+  files = named_modules('spdf_jax', 'experiments')
+  # Raises CycleError, which names the modules.
+  graphlib.TopologicalSorter(import_graph(files)).prepare()
+
+
+def test_a_circle_of_imports_is_found(tmp_path):
+  sources = {
+      'a': 'from p import b', 'p': '', 'p.b': 'import p.c', 'q': 'import p.c',
+      'p.c': 'def f():\n  import a',
+  }
+  files = {name: tmp_path / name for name in sources}
+  for name, source in sources.items():
+    files[name].write_text(source)
+  assert import_graph(files) == {
+      'a': {'p', 'p.b'}, 'p': set(), 'p.b': {'p.c'}, 'q': {'p', 'p.c'},
+      'p.c': set(),
+  }
+  graphlib.TopologicalSorter(import_graph(files)).prepare()
+  files['p'].write_text('from q import x')
+  with pytest.raises(graphlib.CycleError):
+    graphlib.TopologicalSorter(import_graph(files)).prepare()
+
+
+def used_names(source):
+  """Yields the full names that a script imports, or reads of what it imports.
+  """
+  nodes = list(ast.walk(ast.parse(source)))
+  bound = {}
+  for node in nodes:
+    for alias in getattr(node, 'names', ()):
+      if isinstance(node, ast.ImportFrom):
+        bound[alias.asname or alias.name] = f'{node.module}.{alias.name}'
+      elif isinstance(node, ast.Import):
+        bound[alias.asname or alias.name] = alias.name
+  yield from bound.values()
+  for node in nodes:
+    if isinstance(node, ast.Attribute):
+      first, _, rest = ast.unparse(node).partition('.')
+      if first in bound:
+        yield f'{bound[first]}.{rest}'
+
+
+def test_every_name_that_a_package_exports_is_imported_somewhere():
+  sources = [
+      path.read_text() for path in
+      named_modules('spdf_jax', 'experiments', 'configs', 'tests').values()
+  ]
+  for page in (ROOT / 'README.md', *ROOT.glob('experiments/guides/*.md')):
+    sources += re.findall(r'```python\n(.*?)```', page.read_text(), re.S)
+  used = {
+      re.sub(r'^spdf_jax\.sparsity\.(?=\w+$)', 'spdf_jax.', name)
+      for source in sources for name in used_names(source)
+  }
+  packages = {
+      name: importlib.import_module(name)
+      for name, path in named_modules('spdf_jax', 'experiments').items()
+      if path.name == '__init__.py' and name != 'spdf_jax.sparsity'
+  }
+  assert len(packages['spdf_jax'].__all__) > 30
+  assert sorted(
+      f'{package}.{name}' for package, module in packages.items()
+      for name in getattr(module, '__all__', ())
+      if f'{package}.{name}' not in used
+  ) == []
 
 
 @pytest.mark.skipif(

@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from tiny_run import make_run
 
+from experiments.preparation.files import prepare_files
 from spdf_jax import files
-from spdf_jax.data.prepare.files import prepare_files
+from tests.tiny_run import make_run
 
 fcntl = pytest.importorskip('fcntl')  # POSIX, as the modes of files.
 

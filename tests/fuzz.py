@@ -19,7 +19,6 @@ import json
 import logging as standard_logging
 import pathlib
 import shutil
-import sys
 import tempfile
 import time
 from typing import Any
@@ -35,22 +34,20 @@ import pyarrow.ipc
 import pyarrow.parquet
 import zstandard
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))  # For tiny_run.
-
-from tiny_run import CONFIG
-from tiny_run import make_run
-
+from experiments import preparation
+from experiments.preparation import inputs
 from spdf_jax import data
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax.accelerator.primitives import sparse_matmul
 from spdf_jax.costs import plan_costs
-from spdf_jax.data.prepare import inputs
 from spdf_jax.files import seal
 from spdf_jax.runs.read import read_run
-from spdf_jax.training import metrics
 from spdf_jax.training import train
-from spdf_jax.training.config import parse
+from spdf_jax.training.configs.config import parse
+from spdf_jax.training.loop import metrics
+from tests.tiny_run import CONFIG
+from tests.tiny_run import make_run
 
 _MINUTES = flags.DEFINE_float('minutes', 10, 'Time to spend.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the cases.')
@@ -111,7 +108,9 @@ def fuzz_corpora(folder: pathlib.Path) -> Target:
   for i in range(60):
     (text / f'{i}.txt').write_text(f'This is text {i}. ' * (i + 1))
   output = folder / 'corpus'
-  data.prepare_files(text, tokenizer='bytes', output=output, validation=0.1)
+  preparation.prepare_files(
+      text, tokenizer='bytes', output=output, validation=0.1
+  )
 
   # Keys that nobody reads are ignored: a bit of 'sha256' itself may be flipped.
   keys = sorted(data.open_corpus(output).train.description)

@@ -11,16 +11,16 @@ import zlib
 import numpy as np
 
 from experiments.papers import arm_report
-from experiments.papers import pool
 from experiments.papers.claims import Finding
 from experiments.papers.claims import judge
 from experiments.papers.gates import check
 from experiments.papers.gates import failures
 from experiments.papers.gates import Gate
 from experiments.papers.paper_claims import CLAIMS
-from experiments.papers.pool_worker import OUTCOME
 from experiments.papers.reproduction import Reproduction
 from experiments.papers.scales import SCALES
+from experiments.pool import pool
+from experiments.pool.worker import OUTCOME
 
 FAIR = SCALES['fair']
 

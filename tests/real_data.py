@@ -19,7 +19,7 @@ def data_path(*parts):
 
 def meteor_jar():
   """Returns the path in `METEOR_JAR`, or skips the test with the reason."""
-  from spdf_jax.evaluation.metrics import why_no_meteor
+  from experiments.scores.metrics import why_no_meteor
   jar = os.environ.get('METEOR_JAR')
   reason = why_no_meteor(jar)
   if reason:

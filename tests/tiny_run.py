@@ -1,5 +1,6 @@
 """A run that trains in a second, shared by tests of training."""
 
+import dataclasses
 import functools
 import types
 
@@ -11,7 +12,10 @@ import numpy as np
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.training.config import parse
+from spdf_jax.training.configs.config import parse
+from spdf_jax.training.programs import Programs
+from spdf_jax.training.step import mesh as meshes
+from spdf_jax.training.step import teacher
 
 V, L = 16, 8
 CORPUS = types.SimpleNamespace(tokenizer=data.ByteTokenizer())
@@ -111,8 +115,17 @@ def run_of(config, fingerprint='abc'):
       config.phases, tokens_per_epoch={'corpus': lambda n: 1000 * n},
       parameters=1,
   )
-  return training.Run(
-      config, model, plan, CORPUS, None, {'corpus': source}, init,
+  mesh = meshes.create_mesh(**dataclasses.asdict(config.mesh))
+  return training.Run(CORPUS, None, Programs(
+      config, model, mesh, {'corpus': source}, init,
+      functools.cache(lambda: teacher.open_loss(config.loss, mesh)), plan,
+  ))
+
+
+def with_programs(run, **changes):
+  """Returns a run with changed fields of its programs."""
+  return dataclasses.replace(
+      run, programs=dataclasses.replace(run.programs, **changes)
   )
 
 
@@ -120,7 +133,7 @@ def make_run(fingerprint='abc', **changes):
   """Creates a run of 14 steps in three phases, 75 % sparse then dense."""
   run = run_of(make_config(**changes), fingerprint)
   # Compiled once for all runs.
-  run.step = shared_step(
+  vars(run.programs)['step'] = shared_step(
       run.config.seed, run.config.model.sizes.d_model,
       min(run.config.max_skipped_steps, 1),
   )
@@ -129,13 +142,13 @@ def make_run(fingerprint='abc', **changes):
 
 def damage_batches(run, steps):
   """Makes the losses of steps, counted from 1, NaN; returns the run."""
-  batch_at = run.batch_at
+  batch_at = run.programs.batch_at
 
   def damaged(step, rows):
     batch = batch_at(step, rows)
     return batch._replace(weights=batch.weights * np.nan**(step + 1 in steps))
 
-  run.batch_at = damaged
+  vars(run.programs)['batch_at'] = damaged
   return run
 
 
@@ -152,7 +165,7 @@ def make_dynamic_run():
 def shared_step(seed, d_model, max_skipped_steps):
   return run_of(make_config(
       seed=seed, model__d_model=d_model, max_skipped_steps=max_skipped_steps
-  )).step
+  )).programs.step
 
 
 def assert_same_arrays(one, other):

@@ -10,11 +10,11 @@ import signal
 import sys
 
 import jax
-from tiny_run import make_run
 
 from spdf_jax import training
 from spdf_jax.sparsity.trees import path_name
-from spdf_jax.training.processes import join_processes
+from spdf_jax.training.loop.processes import join_processes
+from tests.tiny_run import make_run
 
 
 def main(workdir, mesh, killed_at=None):
@@ -23,7 +23,7 @@ def main(workdir, mesh, killed_at=None):
       f'mesh__{axis}': size for axis, size in json.loads(mesh).items()
   })
   run = dataclasses.replace(run)  # Its step is compiled for this mesh.
-  batch_at = run.batch_at
+  batch_at = run.programs.batch_at
 
   def read(step, rows):
     if str(step) == killed_at and jax.process_index() == 1:
@@ -31,7 +31,7 @@ def main(workdir, mesh, killed_at=None):
     assert jax.process_count() == 1 or rows == own_rows(run, step)
     return batch_at(step, rows)
 
-  run.batch_at = read
+  vars(run.programs)['batch_at'] = read
   run = run.open(workdir)
   assert_split(run.state)
   training.train(run)

@@ -10,8 +10,8 @@ import jax
 import optax
 
 from spdf_jax import training
-from spdf_jax.training import losses
-from spdf_jax.training import optimizers
+from spdf_jax.training.step import losses
+from spdf_jax.training.step import optimizers
 
 
 def adamw(

@@ -27,7 +27,7 @@ from experiments.benchmarks import small_gpts
 from spdf_jax import evaluation
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.training import optimizers
+from spdf_jax.training.step import optimizers
 
 _LARGEST_STEP_RATIO = 1.05
 _LARGEST_TOKEN_RATIO = 1.2

@@ -18,10 +18,10 @@ import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.training import matmul
-from spdf_jax.training import storage
-from spdf_jax.training.config import parse
-from spdf_jax.training.phases import Phase
+from spdf_jax.training.configs.config import parse
+from spdf_jax.training.configs.phases import Phase
+from spdf_jax.training.step import matmul
+from spdf_jax.training.step import storage
 
 SPARSITY = 0.75
 _TOKENS_PER_EPOCH = 2**24

@@ -32,8 +32,8 @@ from experiments.benchmarks import small_gpts
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.training import optimizers
-from spdf_jax.training import storage
+from spdf_jax.training.step import optimizers
+from spdf_jax.training.step import storage
 
 _LARGEST_SCRATCH = 0.5
 """Largest scratch as a share of Adam's state: that of the masked gradient."""

@@ -58,7 +58,7 @@ from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.training import optimizers
+from spdf_jax.training.step import optimizers
 
 BLUE, ORANGE, GREY = '#0072B2', '#D55E00', '#666666'
 plt.rcParams |= {

@@ -60,6 +60,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from configs import spdf as spdf_config
+from experiments.wafer import run_costs
 from experiments.wafer.gpus import GPUS
 from experiments.wafer.gpus import roofline_seconds
 from experiments.wafer.plots import plot_roofline
@@ -70,7 +71,6 @@ from experiments.wafer.sweeps import strong_scaling
 from experiments.wafer.sweeps import sweep_sparsities
 import spdf_jax as spdf
 from spdf_jax import accelerator
-from spdf_jax import costs
 from spdf_jax import training
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.views import format_report
@@ -107,7 +107,7 @@ print(format_report(wafer.simulate(layer, devices['cs2'])(x, w, mask)))
 config = spdf_config.get_config('model=gpt3-xl,sparsity=0.75')
 run = training.Run.create(config, planning=True)
 estimates = {
-    name: costs.simulate_run(run, device)
+    name: run_costs.simulate_run(run, device)
     for name, device in devices.items()
 }
 for estimate in estimates.values():
@@ -126,7 +126,7 @@ DAY = 24 * 3600
 program = estimates['cs2'].report.program
 bars = {}
 for name, estimate in estimates.items():
-  ideal = costs.simulate_run(run, wafer.create_device(name, 'ideal'))
+  ideal = run_costs.simulate_run(run, wafer.create_device(name, 'ideal'))
   label = f'1 CS-{name[-1]}'
   bars[f'{label}, dense'] = estimate.dense_seconds / DAY, 'dense'
   bars[f'{label}, 75 % zeros'] = estimate.seconds / DAY, 'zeros'

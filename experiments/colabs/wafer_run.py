@@ -72,7 +72,7 @@ from spdf_jax import training
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator import wafer
 from spdf_jax.runs import style
-from spdf_jax.training.losses import create_loss_scale
+from spdf_jax.training.step.losses import create_loss_scale
 
 # %% [markdown]
 # ## 1. Training

@@ -13,7 +13,7 @@ from absl import logging
 from experiments.launch import config_file
 from spdf_jax import training
 from spdf_jax.accelerator import native
-from spdf_jax.training import processes
+from spdf_jax.training.loop import processes
 
 
 def start(main: Callable[[list[str]], int]) -> None:

@@ -14,10 +14,10 @@ from spdf_jax import sparsity
 from spdf_jax.costs import plan_costs
 from spdf_jax.runs import markdown
 from spdf_jax.sparsity import trees
-from spdf_jax.training import storage
-from spdf_jax.training import workdir
-from spdf_jax.training.phases import Phase
+from spdf_jax.training.checkpoints import workdir
+from spdf_jax.training.configs.phases import Phase
 from spdf_jax.training.run import Run
+from spdf_jax.training.step import storage
 
 _FLOPS_NOTE = """\
 Of dense: against the same steps without sparsity. With embedding: the lookup of
@@ -115,7 +115,7 @@ def _phase_sparsities(run: Run, phase: Phase) -> dict[str, str]:
 def _dense_leaves(run: Run, layers: Iterable[str]) -> list[str]:
   names = [
       trees.path_name(path) for path, _ in
-      jax.tree_util.tree_leaves_with_path(run.abstract_state.params)
+      jax.tree_util.tree_leaves_with_path(run.programs.abstract_state.params)
   ]
   chosen = {name.split('[')[0] for name in layers}
   kinds = collections.Counter(
@@ -172,7 +172,7 @@ def _grows_dense(plan: dict[str, Any]) -> bool:
 
 
 def _disk(run: Run) -> str:
-  each = workdir.checkpoint_bytes(run.abstract_state)
+  each = workdir.checkpoint_bytes(run.programs.abstract_state)
   number = run.most_checkpoints
   return (
       f'disk: {_size(each)} per checkpoint at most, {_size(number * each)} for '
@@ -200,7 +200,7 @@ def _budgets(plan: dict[str, Any]) -> list[str]:
 
 
 def _memory(run: Run) -> str:
-  state, mesh = run.abstract_state, run.mesh
+  state, mesh = run.programs.abstract_state, run.programs.mesh
   params = _device_bytes(state.params)
   masks = _device_bytes(sparsity.get_mask(state.opt_state))
   optimizer = _device_bytes(state.opt_state) - masks
@@ -236,9 +236,10 @@ def _lowered_by(run: Run) -> str:
 def _step_memory(run: Run) -> dict[tuple[int, int], int]:
   """Returns the temporary bytes of the step compiled for each batch shape."""
   shapes = dict.fromkeys((p.batch_size, p.length) for p in run.plan.phases)
+  compiled = {shape: run.programs.compile_step(*shape) for shape in shapes}
   return {
-      shape: run.compile_step(*shape).memory_analysis().temp_size_in_bytes
-      for shape in shapes
+      shape: step.memory_analysis().temp_size_in_bytes
+      for shape, step in compiled.items()
   }
 
 
@@ -248,11 +249,11 @@ def _compact_memory(run: Run) -> list[str]:
   for phase in run.plan.phases:
     last = run.plan.ends[phase.name] - 1
     if not storage.is_compact_at(
-        run.storage, run.plan, last
+        run.programs.storage, run.plan, last
     ):
       continue
-    dense = run.abstract_state
-    state = storage.planned_state(dense, run.plan, run.where, last)
+    dense = run.programs.abstract_state
+    state = storage.planned_state(dense, run.plan, run.model.where, last)
     each = storage.bytes_per_weight
     lines.append(
         f'stored compactly in phase {phase.name!r}: '

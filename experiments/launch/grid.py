@@ -18,9 +18,9 @@ from spdf_jax import names
 from spdf_jax import training
 from spdf_jax.runs import lifecycle
 from spdf_jax.runs import markdown
-from spdf_jax.training import early_stop
-from spdf_jax.training import identity
-from spdf_jax.training import metrics as metric_files
+from spdf_jax.training.checkpoints import identity
+from spdf_jax.training.configs import early_stop
+from spdf_jax.training.loop import metrics as metric_files
 
 logger = logging.getLogger('spdf_jax')
 

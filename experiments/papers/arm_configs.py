@@ -7,8 +7,8 @@ import ml_collections
 from configs import common
 from experiments.papers import arms
 from experiments.papers.arms import Arm
-from experiments.papers.pool import Job
 from experiments.papers.scale import Scale
+from experiments.pool.pool import Job
 
 
 def create_config(

@@ -5,11 +5,11 @@ import math
 from typing import Any
 
 from experiments.papers import paired
-from experiments.papers import pool
-from experiments.papers.pool import Done
-from experiments.papers.pool import Entry
-from experiments.papers.pool import Job
-from experiments.papers.pool import Outcome
+from experiments.pool import pool
+from experiments.pool.pool import Done
+from experiments.pool.pool import Entry
+from experiments.pool.pool import Job
+from experiments.pool.pool import Outcome
 from spdf_jax.runs import markdown
 
 

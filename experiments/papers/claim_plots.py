@@ -9,8 +9,8 @@ from experiments.papers.arms import Arm
 from experiments.papers.claims import Comparison
 from experiments.papers.claims import Finding
 from experiments.papers.paired import Interval
-from experiments.papers.pool import Entry
-from experiments.papers.pool import Outcome
+from experiments.pool.pool import Entry
+from experiments.pool.pool import Outcome
 from spdf_jax.runs import style
 
 _INSIDE, _OUTSIDE = 'interval inside the margin', 'interval outside the margin'

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 from experiments.papers import computed_flops
 from experiments.papers import published_flops as published
+from experiments.wafer import run_costs
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import ScoreProduct
 from spdf_jax.accelerator.wafer.program import with_sparsity
 from spdf_jax.costs import flops
 from spdf_jax.costs import plan_costs
-from spdf_jax.costs import wafer_costs
 from spdf_jax.models import PRESETS
 from spdf_jax.models import Sizes
 from spdf_jax.runs import markdown
@@ -250,7 +250,7 @@ def trace_flops(
       shape, length, sparsity, dense_grads=dense_grads
   )
   program = with_sparsity(
-      wafer_costs.trace_step(run, batch_size, length),
+      run_costs.trace_step(run, batch_size, length),
       lambda layer: sparsity,
       dense_grads=dense_grads,
   )

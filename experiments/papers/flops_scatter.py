@@ -7,8 +7,8 @@ from typing import Any
 from experiments.papers import arms
 from experiments.papers import scales
 from experiments.papers.arms import Arm
-from experiments.papers.pool import Outcome
 from experiments.papers.scale import Scale
+from experiments.pool.pool import Outcome
 from spdf_jax.runs import style
 
 _LABELS = (

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 import statistics
 from typing import NamedTuple
 
-from experiments.papers import pool
 from experiments.papers import scales
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
@@ -22,11 +21,12 @@ from experiments.papers.arms import TUNED
 from experiments.papers.arms import with_parents
 from experiments.papers.claims import Claim
 from experiments.papers.claims import Measured
-from experiments.papers.pool import Done
-from experiments.papers.pool import Entry
 from experiments.papers.scale import EPOCHS
 from experiments.papers.scale import Scale
 from experiments.papers.scale import TOKENS_PER_PARAMETER
+from experiments.pool import pool
+from experiments.pool.pool import Done
+from experiments.pool.pool import Entry
 
 MARGIN, TUNED_MARGIN = 0.1, 0.15
 """Smallest differences in G1 and G2, and in G6, in nats."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from experiments.papers import arms
 from experiments.papers import json_files
-from experiments.papers import pool
 from experiments.papers.paired import t_interval
+from experiments.pool import pool
 from spdf_jax import files
 from spdf_jax.runs import markdown
 from spdf_jax.runs import style

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from experiments.papers import gates
 from experiments.papers import paper_claims
-from experiments.papers import pool_data
-from experiments.papers import pool_identity
-from experiments.papers import pool_processes
-from experiments.papers import pool_results
-from experiments.papers import pool_worker
 from experiments.papers import scales
-from experiments.papers.pool import Entry
 from experiments.papers.scale import Scale
+from experiments.pool import data as pool_data
+from experiments.pool import identity as pool_identity
+from experiments.pool import processes as pool_processes
+from experiments.pool import results as pool_results
+from experiments.pool import worker as pool_worker
+from experiments.pool.pool import Entry
 from spdf_jax import files
 from spdf_jax import names
 

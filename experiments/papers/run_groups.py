@@ -7,16 +7,16 @@ import pathlib
 import statistics
 from typing import Any, NamedTuple
 
+from experiments.scores.ancestry import Ancestry
 from experiments.scores.scored_runs import ScoredRun
 from experiments.scores.scored_runs import Scores
 from spdf_jax.runs import markdown
 from spdf_jax.runs import read
-from spdf_jax.runs.ancestry import Ancestry
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import RunRecord
-from spdf_jax.training import workdir
-from spdf_jax.training.workdir import find_checkpoint
-from spdf_jax.training.workdir import split_source
+from spdf_jax.training.checkpoints import workdir
+from spdf_jax.training.checkpoints.workdir import find_checkpoint
+from spdf_jax.training.checkpoints.workdir import split_source
 
 _NAMES = {
     'dense': 'dense', 'static': 'static', 'set': 'SET',

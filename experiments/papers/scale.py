@@ -12,10 +12,10 @@ import numpy as np
 from configs import claims as base
 from experiments.papers.arms import Arm
 from experiments.papers.arms import with_parents
-from experiments.papers.pool import Entry
+from experiments.pool.pool import Entry
 from spdf_jax import models
 from spdf_jax.costs import flops
-from spdf_jax.training.config import parse
+from spdf_jax.training.configs.config import parse
 
 TOKENS_PER_PARAMETER = 20
 EPOCHS = 4
@@ -99,7 +99,8 @@ class Scale:
     tune_rates: Peak learning rates that fine-tuning is tuned over.
     corpus: Folder of the corpus, relative to that of the data; `''`: the
       sources of Python's standard library.
-    tokenizer: Tokenizer, see `data.prepare_corpus` and `data.prepare_files`.
+    tokenizer: Tokenizer, see `data.prepare_corpus` and
+      `preparation.prepare_files`.
     tasks: Tasks by name.
     batches: Number of batches of 16 sequences that losses are measured on.
     micro_batches: Number of micro-batches of a batch.

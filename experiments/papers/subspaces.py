@@ -14,7 +14,7 @@ from experiments.scores import language_models
 from spdf_jax import interop
 from spdf_jax.runs import markdown
 from spdf_jax.sparsity import trees
-from spdf_jax.training import workdir
+from spdf_jax.training.checkpoints import workdir
 
 PyTree = Any
 Distances = Mapping[tuple[int, str], float]

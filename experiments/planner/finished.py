@@ -16,7 +16,7 @@ from spdf_jax import names
 from spdf_jax import runs
 from spdf_jax.runs import markdown
 from spdf_jax.runs import read
-from spdf_jax.training import workdir as workdirs
+from spdf_jax.training.checkpoints import workdir as workdirs
 
 _METHODS = 'dense', 'static', 'variable'
 """Arms of experiments.reproduce whose masks do not depend on the weights."""

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.wafer import gpus
+from experiments.wafer import run_costs
 from spdf_jax import names
 from spdf_jax.accelerator import wafer
-from spdf_jax.costs import wafer_costs
 from spdf_jax.data import Batch
+from spdf_jax.training import initial_state
 from spdf_jax.training.run import Run
 
 WAFERS = ('cs2', 'cs3')
@@ -72,7 +73,7 @@ def step_seconds(
   if machine in WAFERS:
     return _on_wafer(run, wafer.create_device(machine), count)
   phase = run.plan.phases[0]
-  program = wafer_costs.trace_step(run, phase.batch_size, phase.length)
+  program = run_costs.trace_step(run, phase.batch_size, phase.length)
   seconds = gpus.roofline_seconds(program, machine, count=count)
   return lambda sparsity: seconds
 
@@ -122,12 +123,13 @@ def measure_step(run: Run) -> float:
       jax.random.key(0), shape, 0, run.model.config.vocab_size
   )
   batch = Batch(tokens, tokens, jnp.ones(shape, jnp.float32))
-  state, _ = run.step(run.create_state(), batch)  # Compiles.
+  state = initial_state.create(run.programs)
+  state, _ = run.programs.step(state, batch)  # Compiles.
   jax.block_until_ready(state)
   found = []
   for _ in range(_REPEATS):
     start = time.perf_counter()
-    state, _ = run.step(state, batch)
+    state, _ = run.programs.step(state, batch)
     jax.block_until_ready(state)
     found.append(time.perf_counter() - start)
   return float(np.median(found))
@@ -137,7 +139,7 @@ def _on_wafer(
     run: Run, device: wafer.WaferDevice, systems: int
 ) -> Seconds:
   phase = run.plan.phases[0]
-  report = wafer_costs.step_reports(run, device, systems)
+  report = run_costs.step_reports(run, device, systems)
 
   @functools.cache
   def seconds(sparsity: float) -> float:

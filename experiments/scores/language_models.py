@@ -21,10 +21,10 @@ from spdf_jax.accelerator import list_params
 from spdf_jax.interop import layouts
 from spdf_jax.interop import tensors
 from spdf_jax.sparsity import trees
-from spdf_jax.training import checkpoint_files
-from spdf_jax.training import identity
-from spdf_jax.training import workdir
-from spdf_jax.training.settings import DataConfig
+from spdf_jax.training.checkpoints import files as checkpoint_files
+from spdf_jax.training.checkpoints import identity
+from spdf_jax.training.checkpoints import workdir
+from spdf_jax.training.configs.settings import DataConfig
 
 PyTree = Any
 

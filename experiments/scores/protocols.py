@@ -6,12 +6,12 @@ import functools
 import os
 from typing import NamedTuple
 
-from spdf_jax.evaluation.metrics import captions
-from spdf_jax.evaluation.metrics import edits
-from spdf_jax.evaluation.metrics import meteor
-from spdf_jax.evaluation.metrics import ngrams
-from spdf_jax.evaluation.metrics import texts
-from spdf_jax.evaluation.metrics import why_no_meteor
+from experiments.scores.metrics import captions
+from experiments.scores.metrics import edits
+from experiments.scores.metrics import meteor
+from experiments.scores.metrics import ngrams
+from experiments.scores.metrics import why_no_meteor
+from spdf_jax.evaluation import texts
 from spdf_jax.names import lookup
 
 Metric = Callable[[list[str], list[list[str]]], float]

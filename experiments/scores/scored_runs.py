@@ -6,10 +6,10 @@ import os
 import pathlib
 from typing import Any, NamedTuple
 
+from experiments.scores.ancestry import Ancestry
+from experiments.scores.ancestry import read_ancestry
 from experiments.scores.sheets import Settings
-from spdf_jax.runs.ancestry import Ancestry
-from spdf_jax.runs.ancestry import read_ancestry
-from spdf_jax.training.workdir import split_source
+from spdf_jax.training.checkpoints.workdir import split_source
 
 _KEYS = {'task', 'protocol', 'metric', 'value'}
 _INSIDE_RUNS = {'checkpoints', 'generations'}

@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 from experiments.scores import lambada
+from experiments.scores import metrics
 from experiments.scores import protocols
 from experiments.scores import suites
 from experiments.scores import wikitext
@@ -18,7 +19,6 @@ from spdf_jax import evaluation
 from spdf_jax import extras
 from spdf_jax import names
 from spdf_jax.data import special_tokens
-from spdf_jax.evaluation import metrics
 
 logger = logging.getLogger('spdf_jax')
 

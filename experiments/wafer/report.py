@@ -3,10 +3,10 @@
 import math
 from typing import NamedTuple
 
-from spdf_jax import costs
+from experiments.wafer import run_costs
+from experiments.wafer.run_costs import Estimate
+from experiments.wafer.run_costs import Inference
 from spdf_jax.accelerator.wafer import views
-from spdf_jax.costs.wafer_costs import Estimate
-from spdf_jax.costs.wafer_costs import Inference
 from spdf_jax.training.run import Run
 
 _DAY = 86_400
@@ -122,13 +122,13 @@ def _advice(estimate: Estimate, run: Run) -> list[str]:
         f'{hosts / on_wafer:,.0f} times as many FLOPs per step'
     )
   for length in dict.fromkeys(p.length for p in run.plan.phases):
-    found = costs.advise_batch(run.model.config, device, length)
+    found = run_costs.advise_batch(run.model.config, device, length)
     lines.append(
         f'micro-batch of {length} tokens: at most {found.largest:,} sequences '
         f'per system, {found.advised:,} if the inputs of all layers are stored'
     )
   for p, cost in zip(run.plan.phases, estimate.phases):
-    found = costs.advise_batch(run.model.config, device, p.length)
+    found = run_costs.advise_batch(run.model.config, device, p.length)
     own = -(-p.batch_size // (estimate.systems * cost.micro_batches))
     if own > found.advised:
       lines.append(

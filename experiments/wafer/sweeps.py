@@ -35,9 +35,10 @@ def sweep_sparsities(
     ValueError: a sparsity is outside [0, 1).
 
   Example:
-    >>> from spdf_jax import costs, models
+    >>> from experiments.wafer import run_costs
+    >>> from spdf_jax import models
     >>> config = models.GPTConfig(1000, 2, 4, 4096, 16384, 2048)
-    >>> step = costs.training_step(config, 64, 2048, 0.5)
+    >>> step = run_costs.training_step(config, 64, 2048, 0.5)
     >>> seconds = sweep_sparsities(
     ...     step, wafer.create_device('cs2'), np.linspace(0, 0.9, 1000))
     >>> seconds.shape, bool((np.diff(seconds) <= 0).all())
@@ -76,9 +77,10 @@ def sensitivities(
     by name, from finite differences; numbers that are zero are omitted.
 
   Example:
-    >>> from spdf_jax import costs, models
+    >>> from experiments.wafer import run_costs
+    >>> from spdf_jax import models
     >>> config = models.GPTConfig(1000, 2, 4, 4096, 16384, 2048)
-    >>> step = costs.training_step(config, 64, 2048)
+    >>> step = run_costs.training_step(config, 64, 2048)
     >>> found = sensitivities(step, wafer.create_device('cs2', 'ideal'))
     >>> f"{found['clock']:.2f}, {found['sram']:.2f}"
     '-1.00, 0.00'
@@ -135,9 +137,10 @@ def strong_scaling(
     Work per second relative to one system, for each number of systems.
 
   Example:
-    >>> from spdf_jax import costs, models
+    >>> from experiments.wafer import run_costs
+    >>> from spdf_jax import models
     >>> xl = models.PRESETS['gpt3-xl']
-    >>> step = costs.training_step(xl, 528, 2048)
+    >>> step = run_costs.training_step(xl, 528, 2048)
     >>> found = strong_scaling(step, wafer.create_device('cs2'), [1, 4, 16])
     >>> [f'{speedup:.1f}' for speedup in found]
     ['1.0', '3.6', '11.0']
@@ -160,9 +163,10 @@ def weak_scaling(
     Work per second relative to one system, for each number of systems.
 
   Example:
-    >>> from spdf_jax import costs, models
+    >>> from experiments.wafer import run_costs
+    >>> from spdf_jax import models
     >>> xl = models.PRESETS['gpt3-xl']
-    >>> step = costs.training_step(xl, 132, 2048)
+    >>> step = run_costs.training_step(xl, 132, 2048)
     >>> found = weak_scaling(step, wafer.create_device('cs2'), [1, 16])
     >>> [f'{speedup:.1f}' for speedup in found]
     ['1.0', '15.3']

@@ -11,12 +11,12 @@ from spdf_jax.accelerator.pallas.lowering import BLOCKS
 from spdf_jax.accelerator.wafer import execute
 from spdf_jax.costs import flops as formula
 from spdf_jax.sparsity import algorithms
-from spdf_jax.training import distillation
 from spdf_jax.training import plan as plans
-from spdf_jax.training.phases import Phase
+from spdf_jax.training.configs.phases import Phase
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.plan import PlannedSparsity
 from spdf_jax.training.run import Run
+from spdf_jax.training.step import teacher as teachers
 
 Record = Mapping[str, Any]
 
@@ -62,7 +62,7 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
   """
   sizes = run.model.config
   source = run.config.loss.teacher
-  teacher = None if source is None else distillation.teacher_config(source)
+  teacher = None if source is None else teachers.teacher_config(source)
 
   def cost(phase, sparsity, dense_grads):
     flops = formula.training_flops(
@@ -164,21 +164,21 @@ def _describe_compute(
     return ''
   if run.config.matmul == execute.WAFER:
     return _EMULATES.format(cores=int(execute.CORNER.cores))
-  if run.sparse_steps is None:
+  if run.programs.sparse_steps is None:
     return _MULTIPLIES_ZEROS
   if run.config.matmul in BLOCKS:
     return _SKIPS_BLOCKS.format(matmul=run.config.matmul)
   text = _SKIPS_ZEROS.format(
       kernels=native.kernels(run.model.config.dtype),
-      crossover=run.sparse_steps.crossover,
+      crossover=run.programs.sparse_steps.crossover,
   )
-  return f'{text} {_IS_COMPACT}' if run.storage == 'compact' else text
+  return f'{text} {_IS_COMPACT}' if run.programs.storage == 'compact' else text
 
 
 def layer_sparsities(run: Run, step: int) -> dict[str, PlannedSparsity]:
   """Returns the planned sparsity of each layer at a step."""
   return plans.planned_sparsities(
-      run.plan, step, run.abstract_state.params, run.where
+      run.plan, step, run.programs.abstract_state.params, run.model.where
   )
 
 

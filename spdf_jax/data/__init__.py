@@ -4,28 +4,21 @@
 from spdf_jax.data.batches import Allotment
 from spdf_jax.data.batches import BatchAt
 from spdf_jax.data.batches import evaluation_batches
-from spdf_jax.data.batches import permute
 from spdf_jax.data.batches import schedule_batches
 from spdf_jax.data.corpora import Corpus
 from spdf_jax.data.corpora import open_corpus
 from spdf_jax.data.corpora import prepare_corpus
 from spdf_jax.data.corpora import read_tokenizer
 from spdf_jax.data.corpora import verify_corpus
+from spdf_jax.data.corpora import write_corpus
 from spdf_jax.data.examples import encode_pairs
-from spdf_jax.data.examples import Examples
 from spdf_jax.data.mixtures import Mixture
-from spdf_jax.data.prepare import join_shards
-from spdf_jax.data.prepare import PreparationProgress
-from spdf_jax.data.prepare import prepare_files
-from spdf_jax.data.prepare import prepare_shard
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import PlannedCorpus
 from spdf_jax.data.sources import PlannedExamples
 from spdf_jax.data.sources import PlannedTokenizer
 from spdf_jax.data.sources import Source
 from spdf_jax.data.sources import Windows
-from spdf_jax.data.stdlib import module_sources
-from spdf_jax.data.stdlib import module_split
 from spdf_jax.data.tasks import format_sizes
 from spdf_jax.data.tasks import Input
 from spdf_jax.data.tasks import load_task
@@ -33,8 +26,6 @@ from spdf_jax.data.tasks import merge_equal_contexts
 from spdf_jax.data.tasks import Pair
 from spdf_jax.data.tasks import Task
 from spdf_jax.data.token_files import open_token_file
-from spdf_jax.data.token_files import TokenFile
-from spdf_jax.data.token_files import verify_token_file
 from spdf_jax.data.token_files import write_token_file
 from spdf_jax.data.tokenizer_files import export_tokenizer
 from spdf_jax.data.tokenizer_files import load_tokenizer
@@ -53,7 +44,6 @@ __all__ = [
     'BatchAt',
     'ByteTokenizer',
     'Corpus',
-    'Examples',
     'Input',
     'LibraryTokenizer',
     'Mixture',
@@ -61,36 +51,28 @@ __all__ = [
     'PlannedCorpus',
     'PlannedExamples',
     'PlannedTokenizer',
-    'PreparationProgress',
     'Source',
     'Task',
-    'TokenFile',
     'Tokenizer',
     'Windows',
     'encode_pairs',
     'evaluation_batches',
     'export_tokenizer',
     'format_sizes',
-    'join_shards',
     'load_task',
     'load_tokenizer',
     'merge_equal_contexts',
-    'module_sources',
-    'module_split',
     'open_corpus',
     'open_token_file',
     'open_tokenizer',
-    'permute',
     'prepare_corpus',
-    'prepare_files',
-    'prepare_shard',
     'read_tokenizer',
     'save_tokenizer',
     'schedule_batches',
     'tokenizer_paths',
     'train_bpe',
     'verify_corpus',
-    'verify_token_file',
     'with_special_tokens',
+    'write_corpus',
     'write_token_file',
 ]

@@ -97,7 +97,7 @@ def prepare_corpus(
 
   Args:
     name: `'python-stdlib'`; or the path, with a separator in it, of a folder
-      that `prepare_files` wrote, e.g. `'./books'`, or its URL in a bucket, e.g.
+      that `open_corpus` opens, e.g. `'./books'`, or its URL in a bucket, e.g.
       `'gs://bucket/books'`, as `etils.epath` takes it; or a mixture of such
       folders by weight, `'./books=3,./news=1'`.
     tokenizer: `'bytes'`, or `'bpe-N'` for a byte-level byte-pair encoding of
@@ -215,8 +215,51 @@ def read_tokenizer(
   return tokenizer_files.load_tokenizer(directory / 'tokenizer.json')
 
 
+def write_corpus(
+    directory: Path | str,
+    texts: Mapping[str, Iterable[str]],
+    tokenizer: Tokenizer,
+) -> Corpus:
+  """Writes documents as a corpus, which is named by its folder.
+
+  Documents are streamed. To prepare files, in several processes that may be
+  killed, use `python -m experiments.prepare`.
+
+  Args:
+    directory: Folder of the corpus, created if missing.
+    texts: Documents of `'train'`, `'validation'` and `'test'`.
+    tokenizer: Tokenizer, e.g. `ByteTokenizer()` or the result of `train_bpe`.
+
+  Returns:
+    The corpus, opened.
+
+  Raises:
+    ValueError: a split is missing.
+
+  Example:
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp()) / 'numbers'
+    >>> texts = {'train': map('Number {}.'.format, range(9)),
+    ...          'validation': ['Number 9.'], 'test': ['Number 10.']}
+    >>> corpus = write_corpus(folder, texts, ByteTokenizer())
+    >>> len(corpus.train.tokens), corpus.test.description['documents']
+    (90, 1)
+  """
+  if missing := set(SPLITS) - set(texts):
+    raise ValueError(
+        f'texts has no documents of {", ".join(sorted(missing))}; give all of '
+        f'{", ".join(SPLITS)}, each possibly empty.'
+    )
+  directory = Path(directory).expanduser()
+  directory.mkdir(parents=True, exist_ok=True)
+  _write(directory, texts, tokenizer, lambda split: {
+      'split': split, 'tokenizer_fingerprint': tokenizer.fingerprint
+  })
+  return open_corpus(directory)
+
+
 def open_corpus(directory: Path | str) -> Corpus:
-  """Opens a corpus that `prepare_files` wrote, after checking its tokens.
+  """Opens a corpus of `experiments.prepare` or `write_corpus`, and checks it.
 
   The tokens of files above 4 GiB are not read, only their number is checked;
   `verify_corpus` reads them too.
@@ -241,7 +284,7 @@ def verify_corpus(directory: Path | str) -> Corpus:
   This takes about a second per gigabyte.
 
   Args:
-    directory: Folder of a corpus that `prepare_files` wrote.
+    directory: Folder of a corpus, as `open_corpus` takes it.
 
   Returns:
     The corpus.
@@ -254,14 +297,11 @@ def verify_corpus(directory: Path | str) -> Corpus:
 
   Example:
     >>> import tempfile
-    >>> from spdf_jax.data.prepare import prepare_files
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / 'a.jsonl').write_text(
-    ...     ''.join(f'{{"text": "Text {i}."}}\\n' for i in range(100)))
-    >>> _ = prepare_files(folder, tokenizer='bytes', output=folder / 'out',
-    ...     validation=0.1, test=0.1)
-    >>> verify_corpus(folder / 'out').name
-    'out'
+    >>> folder = Path(tempfile.mkdtemp()) / 'texts'
+    >>> texts = {split: ['A text.'] for split in SPLITS}
+    >>> _ = write_corpus(folder, texts, ByteTokenizer())
+    >>> verify_corpus(folder).name
+    'texts'
   """
   return _open_verified(directory, math.inf)
 
@@ -460,13 +500,24 @@ def _build(
     source: Mapping[str, Any],
 ) -> None:
   tokenizer = make_tokenizer(texts['train'])
+  _write(directory, texts, tokenizer, lambda split: {
+      **source, 'split': split, 'tokenizer': tokenizer.fingerprint
+  })
+
+
+def _write(
+    directory: Path,
+    texts: Mapping[Any, Iterable[str]],
+    tokenizer: Tokenizer,
+    source_of: Callable[[str], Mapping[str, Any]],
+) -> None:
   tokenizer_files.save_tokenizer(directory / 'tokenizer.json', tokenizer)
   for split in SPLITS:
     write_token_file(
         directory / split,
         _documents(texts[split], tokenizer),
         vocab_size=tokenizer.vocab_size,
-        source={**source, 'split': split, 'tokenizer': tokenizer.fingerprint},
+        source=source_of(split),
     )
 
 

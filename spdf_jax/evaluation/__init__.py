@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation of a model: loss, generation, text metrics and n-gram baselines.
+"""Evaluation of a model: loss, generation, tasks and n-gram baselines.
 
 An evaluator is a function `evaluate(step, params)` that owns its data and
 yields `(name, value)` pairs, e.g. `('validation/loss', 3.2)`.
@@ -12,7 +12,6 @@ from spdf_jax.evaluation.beam_search import beam_search
 from spdf_jax.evaluation.beam_search import BeamSearch
 from spdf_jax.evaluation.beam_search import PROTOCOLS
 from spdf_jax.evaluation.decoders import CachedModel
-from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.generation import decode_stream
 from spdf_jax.evaluation.generation import generate
 from spdf_jax.evaluation.generation import greedy
@@ -21,9 +20,7 @@ from spdf_jax.evaluation.generation import stream
 from spdf_jax.evaluation.harness import harness_model
 from spdf_jax.evaluation.harness import Subject
 from spdf_jax.evaluation.likelihood import Continuation
-from spdf_jax.evaluation.likelihood import Likelihood
 from spdf_jax.evaluation.likelihood import score_continuations
-from spdf_jax.evaluation.loss import batch_sums
 from spdf_jax.evaluation.loss import bits_per_byte
 from spdf_jax.evaluation.loss import evaluate_loss
 from spdf_jax.evaluation.loss import loss_evaluator
@@ -39,11 +36,8 @@ __all__ = [
     'BeamSearch',
     'CachedModel',
     'Continuation',
-    'Decoder',
-    'Likelihood',
     'Subject',
     'TokenLoss',
-    'batch_sums',
     'beam_search',
     'bigram_loss',
     'bits_per_byte',

@@ -11,9 +11,9 @@ import jax
 
 from spdf_jax import extras
 from spdf_jax import files
+from spdf_jax.evaluation import texts
 from spdf_jax.evaluation.loss import Evaluator
-from spdf_jax.evaluation.metrics import texts
-from spdf_jax.evaluation.metrics.texts import References
+from spdf_jax.evaluation.texts import References
 
 Generate = Callable[[Any, Sequence[Sequence[int]]], Sequence[Sequence[int]]]
 

@@ -19,7 +19,6 @@ from spdf_jax.models.presets import create_model
 from spdf_jax.models.presets import model_of
 from spdf_jax.models.presets import PRESETS
 from spdf_jax.models.pruning import prune_blocks
-from spdf_jax.models.pruning import PrunedBlock
 
 __all__ = [
     'CACHE',
@@ -33,7 +32,6 @@ __all__ = [
     'LlamaConfig',
     'MaskedDense',
     'Model',
-    'PrunedBlock',
     'Sizes',
     'create_cache',
     'create_model',

@@ -19,9 +19,10 @@ from spdf_jax.data import special_tokens
 from spdf_jax.runs import read
 from spdf_jax.runs import report
 from spdf_jax.runs.read import RunRecord
-from spdf_jax.training import processes
 from spdf_jax.training import Run
-from spdf_jax.training.writers import Open
+from spdf_jax.training.loop import processes
+from spdf_jax.training.loop.evaluations import Evaluators
+from spdf_jax.training.loop.writers import Open
 
 logger = logging.getLogger('spdf_jax')
 
@@ -41,7 +42,7 @@ def launch(
     config: A ConfigDict or mapping with the fields of `configs/base.py`.
     workdir: Folder for checkpoints, metrics, generations and `report.md`.
     writers: Functions `(workdir, config, step)` that open additional writers of
-      metrics, e.g. those of `training.writers.choose_writers(['wandb'])`.
+      metrics, e.g. those of `training.loop.writers.choose_writers(['wandb'])`.
 
   Returns:
     The finished run. Without matplotlib a warning is logged and no report is
@@ -111,8 +112,7 @@ def begin(
       `None`: `bigram_baseline`.
 
   Returns:
-    The arguments `evaluators`, `phase_end_evaluators` and `on_early_end` of
-    `training.train`.
+    The arguments `evaluators` and `on_early_end` of `training.train`.
   """
   path = run.workdir / 'plan.json'
   resumed = path.exists()
@@ -132,11 +132,7 @@ def begin(
   for phase in write_plan()['phases']:
     for note in () if resumed else phase['notes']:
       logger.info('phase %r: %s', phase['name'], note)
-  every_time, at_phase_ends = evaluators(run)
-  return {
-      'evaluators': every_time, 'phase_end_evaluators': at_phase_ends,
-      'on_early_end': write_plan,
-  }
+  return {'evaluators': evaluators(run), 'on_early_end': write_plan}
 
 
 def bigram_baseline(run: Run) -> dict[str, float] | None:
@@ -175,8 +171,8 @@ def validation_batches(run: Run) -> list[data.Batch]:
   ))
 
 
-def evaluators(run: Run) -> tuple[list[Any], list[Any]]:
-  """Returns the evaluators of a run, and those for ends of phases only."""
+def evaluators(run: Run) -> Evaluators:
+  """Returns the evaluators of a run's config."""
   settings = run.config.evaluation
   corpus, task = run.real_data
   tokenizer = corpus.tokenizer
@@ -193,7 +189,7 @@ def evaluators(run: Run) -> tuple[list[Any], list[Any]]:
       )
   ]
   if task is None:
-    return every_time, []
+    return Evaluators(every_time)
   length = max(
       (p.length for p in run.plan.phases if p.data == 'task'),
       default=run.model.config.max_length,
@@ -218,14 +214,14 @@ def evaluators(run: Run) -> tuple[list[Any], list[Any]]:
   )
   count = settings.generations
   if not count:
-    return every_time, []
+    return Evaluators(every_time)
   inputs = task.inputs_of('validation')
   inputs = inputs[::-(-len(inputs) // count)]
   prompts = data.encode_pairs(
       [data.Pair(entry.context, entry.references[0]) for entry in inputs],
       tokenizer, length + 1,
   ).contexts
-  return every_time, [
+  return Evaluators(every_time, [
       evaluation.task_evaluator(
           functools.partial(
               evaluation.generate,
@@ -243,4 +239,4 @@ def evaluators(run: Run) -> tuple[list[Any], list[Any]]:
           decode=tokenizer.decode,
           directory=run.workdir / 'generations',
       )
-  ]
+  ])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from spdf_jax import files
 from spdf_jax.costs.plan_costs import Span
 from spdf_jax.runs import markdown
-from spdf_jax.training import metrics
+from spdf_jax.training.loop import metrics
 
 logger = logging.getLogger('spdf_jax')
 

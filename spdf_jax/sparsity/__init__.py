@@ -8,19 +8,17 @@ from spdf_jax.sparsity.adapters import create_adapters
 from spdf_jax.sparsity.adapters import lora
 from spdf_jax.sparsity.adapters import merge_adapters
 from spdf_jax.sparsity.age import with_age
-from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.algorithms.algorithm import Algorithm
+from spdf_jax.sparsity.algorithms.combinators import join
+from spdf_jax.sparsity.algorithms.combinators import partition
 from spdf_jax.sparsity.algorithms.gmp import gmp
 from spdf_jax.sparsity.algorithms.granet import granet
 from spdf_jax.sparsity.algorithms.iterative import iterative
 from spdf_jax.sparsity.algorithms.iterative import Round
-from spdf_jax.sparsity.algorithms.iterative import rounds_to
 from spdf_jax.sparsity.algorithms.rigl import rigl
 from spdf_jax.sparsity.algorithms.sparse_evolution import sparse_evolution
 from spdf_jax.sparsity.algorithms.static import dense
 from spdf_jax.sparsity.algorithms.static import static
-from spdf_jax.sparsity.combinators import join
-from spdf_jax.sparsity.combinators import partition
-from spdf_jax.sparsity.counts import sparsities_of
 from spdf_jax.sparsity.density import scale_by_density
 from spdf_jax.sparsity.density import scale_init
 from spdf_jax.sparsity.distributions import by_pattern
@@ -78,13 +76,11 @@ __all__ = [
     'rewind_schedule',
     'rewind_weights',
     'rigl',
-    'rounds_to',
     'scale_by_density',
     'scale_init',
     'scaled_normal',
     'sparse_evolution',
     'sparsify',
-    'sparsities_of',
     'static',
     'structures',
     'summarize',

@@ -13,7 +13,6 @@ import numpy as np
 import optax
 
 from spdf_jax.sparsity import age
-from spdf_jax.sparsity import algorithm as algorithms
 from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
@@ -21,7 +20,8 @@ from spdf_jax.sparsity import selectors
 from spdf_jax.sparsity import storage
 from spdf_jax.sparsity import tracking
 from spdf_jax.sparsity import trees
-from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.algorithms import algorithm as algorithms
+from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.state import check_state
 from spdf_jax.sparsity.state import is_packed

@@ -23,7 +23,7 @@ from spdf_jax.sparsity import age
 from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity import state
 from spdf_jax.sparsity import trees
-from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.state import SparsifyState
 
 PyTree = Any

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.state import get_mask
 
 PyTree = Any

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import optax
 
-from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import initial_masks
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import sparsify
+from spdf_jax.sparsity.algorithms import algorithm
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.algorithms import with_default_init
@@ -20,9 +20,9 @@ from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import structure_of
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.trees import path_name
-from spdf_jax.training.checkpoint_files import read_masks
+from spdf_jax.training.checkpoints.files import read_masks
+from spdf_jax.training.checkpoints.workdir import read_source
 from spdf_jax.training.plan import Plan
-from spdf_jax.training.workdir import read_source
 
 PyTree = Any
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import os
 
 from spdf_jax import data
-from spdf_jax.training.phases import Phase
-from spdf_jax.training.settings import DataConfig
+from spdf_jax.training.configs.phases import Phase
+from spdf_jax.training.configs.settings import DataConfig
 
 
 def open_data(

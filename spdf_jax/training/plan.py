@@ -16,18 +16,18 @@ import optax
 from spdf_jax import sparsity
 from spdf_jax.names import lookup
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity.algorithm import for_kernels
-from spdf_jax.sparsity.algorithm import with_init
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
+from spdf_jax.sparsity.algorithms.algorithm import for_kernels
+from spdf_jax.sparsity.algorithms.algorithm import with_init
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import ModelWide
 from spdf_jax.sparsity.selection import to_layers
 from spdf_jax.sparsity.trees import path_name
-from spdf_jax.training.learning_rates import phase_schedules
-from spdf_jax.training.phases import check_order
-from spdf_jax.training.phases import Phase
-from spdf_jax.training.phases import resolve_duration
+from spdf_jax.training.configs.learning_rates import phase_schedules
+from spdf_jax.training.configs.phases import check_order
+from spdf_jax.training.configs.phases import Phase
+from spdf_jax.training.configs.phases import resolve_duration
 
 
 class MaskSpan(NamedTuple):

@@ -6,14 +6,14 @@ import re
 
 import pytest
 
+from experiments.preparation import files as preparation
+from experiments.preparation import inputs
+from experiments.preparation import prepare_files
 from spdf_jax.data import corpora
 from spdf_jax.data import open_corpus
 from spdf_jax.data import open_token_file
-from spdf_jax.data import prepare_files
 from spdf_jax.data import token_files
 from spdf_jax.data import verify_corpus
-from spdf_jax.data.prepare import files as preparation
-from spdf_jax.data.prepare import inputs
 
 SHARES = dict(validation=0.2, test=0.2)
 

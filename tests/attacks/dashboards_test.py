@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from spdf_jax.training.writers import AllWriters
+from spdf_jax.training.loop.writers import AllWriters
 
 
 class Recorder:

@@ -3,6 +3,7 @@
 
 import pytest
 
+from experiments import preparation
 from spdf_jax import data
 
 DEEP = '[' * 200_000
@@ -17,7 +18,7 @@ def test_vocabularies_out_of_range_are_refused_at_once(tmp_path, size):
   with pytest.raises(ValueError, match=message):
     data.prepare_corpus('python-stdlib', tokenizer=name, cache_dir=tmp_path)
   with pytest.raises(ValueError, match=message):
-    data.prepare_files(path, tokenizer=name, output=tmp_path / 'out')
+    preparation.prepare_files(path, tokenizer=name, output=tmp_path / 'out')
   with pytest.raises(ValueError, match='vocab_size=4000000000 is out of'):
     data.train_bpe(['some text'], 4_000_000_000)
   assert [p.name for p in tmp_path.iterdir()] == ['a.txt']

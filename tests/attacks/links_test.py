@@ -5,27 +5,27 @@ import os
 import pathlib
 
 import pytest
-from tiny_run import make_run
 
+from experiments.preparation.files import prepare_files
 from spdf_jax import files
 from spdf_jax import training
-from spdf_jax.data.prepare.files import prepare_files
 from spdf_jax.runs import report
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import RunRecord
+from tests.tiny_run import make_run
 
 ROOT = pathlib.Path(__file__).parents[2]
 PRIVATE = {
     'spdf_jax/files.py': 'what this test is about',
-    'spdf_jax/evaluation/metrics/meteor.py': 'in a temporary folder',
+    'experiments/scores/metrics/meteor.py': 'in a temporary folder',
     'spdf_jax/interop/write_hf.py': 'in a temporary folder',
-    'spdf_jax/training/loop.py': 'os.devnull',
+    'spdf_jax/training/loop/loop.py': 'os.devnull',
     'spdf_jax/accelerator/native/library.py': 'in the private cache',
     'experiments/launch/executors.py': 'in a folder with mode 0700',
-    'experiments/papers/pool_worker.py': 'in a folder of its own',
+    'experiments/pool/worker.py': 'in a folder of its own',
     'experiments/notebooks.py': 'in the sources',
     'experiments/colabs/paper_tables.py': 'in a folder that it creates',
-    'spdf_jax/runs/mirror.py': 'in a bucket',
+    'experiments/launch/mirror.py': 'in a bucket',
 }
 """Why a module may create files by other means than `files`."""
 

@@ -5,13 +5,13 @@ import json
 import os
 import shutil
 
-import hf_models
 import jax
 import numpy as np
 import pytest
 
 from spdf_jax import interop
 from spdf_jax.interop import layouts
+from tests import hf_models
 
 safetensors = pytest.importorskip('safetensors.numpy')
 

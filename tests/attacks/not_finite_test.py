@@ -8,12 +8,13 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
-import tiny_run
 
 import spdf_jax as spdf
 from spdf_jax import training
-from spdf_jax.training.metrics import MetricWriter
-from spdf_jax.training.metrics import read_rows
+from spdf_jax.training import initial_state
+from spdf_jax.training.loop.metrics import MetricWriter
+from spdf_jax.training.loop.metrics import read_rows
+from tests import tiny_run
 
 
 def damaged_run(steps, **changes):
@@ -46,11 +47,11 @@ def test_skipping_can_be_switched_on_for_a_run_that_stopped(tmp_path):
 
 def test_a_skipped_step_changes_masks_but_no_kept_weight():
   run = damaged_run({6}, max_skipped_steps=1)
-  state = run.create_state()
+  state = initial_state.create(run.programs)
   for step in range(5):
-    state, _ = run.step(state, run.device_batch_at(step))
+    state, _ = run.programs.step(state, run.programs.device_batch_at(step))
   before = jax.device_get(state)  # The step donates it.
-  after, metrics = run.step(state, run.device_batch_at(5))
+  after, metrics = run.programs.step(state, run.programs.device_batch_at(5))
   assert math.isnan(metrics['train/loss'])
   tiny_run.assert_same_arrays(after.params, before.params)
   assert int(after.step) == 6
@@ -65,19 +66,20 @@ def masks_of(state):
 
 def test_a_pruned_weight_that_was_nan_becomes_zero():
   run = tiny_run.make_run()
-  state = run.create_state()
+  state = initial_state.create(run.programs)
   masks = spdf.get_mask(state.opt_state)
   spoiled = jax.tree.map(
       lambda p, m: p if m is None else jnp.where(m, p, jnp.nan),
       state.params, masks, is_leaf=lambda x: x is None,
   )
   state = jax.jit(functools.partial(
-      training.train_step, optimizer=run.optimizer, apply_fn=lambda v, x: (
+      training.train_step, optimizer=run.programs.optimizer,
+      apply_fn=lambda v, x: (
           run.model.apply(
               {'params': spdf.apply_mask(v['params'], masks)}, x
           )
       ), learning_rate=run.plan.learning_rate,
-  ))(state.replace(params=spoiled), run.device_batch_at(0))[0]
+  ))(state.replace(params=spoiled), run.programs.device_batch_at(0))[0]
   assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state.params))
 
 

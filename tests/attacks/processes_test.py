@@ -11,14 +11,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from quickstart_runs import CACHE
-from quickstart_runs import ROOT
-from quickstart_runs import start_command
-from tiny_run import assert_same_arrays
-from tiny_run import without_times
 
 from spdf_jax.data import prepare_corpus
-from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.loop.metrics import read_rows
+from tests.quickstart_runs import CACHE
+from tests.quickstart_runs import ROOT
+from tests.quickstart_runs import start_command
+from tests.tiny_run import assert_same_arrays
+from tests.tiny_run import without_times
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,9 +1,9 @@
 """Broken configs and stray names in workdirs are named or ignored."""
 
 import pytest
-from tiny_run import make_run
 
-from spdf_jax.training import workdir
+from spdf_jax.training.checkpoints import workdir
+from tests.tiny_run import make_run
 
 
 @pytest.mark.parametrize('text', [

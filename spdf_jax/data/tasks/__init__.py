@@ -10,7 +10,6 @@ from spdf_jax.data.tasks.docstrings import docstring_pairs
 from spdf_jax.data.tasks.docstrings import python_docstrings
 from spdf_jax.data.tasks.task import format_sizes
 from spdf_jax.data.tasks.task import Input
-from spdf_jax.data.tasks.task import Inputs
 from spdf_jax.data.tasks.task import merge_equal_contexts
 from spdf_jax.data.tasks.task import Pair
 from spdf_jax.data.tasks.task import Task
@@ -19,14 +18,12 @@ from spdf_jax.names import lookup
 
 __all__ = [
     'Input',
-    'Inputs',
     'Pair',
     'Task',
     'docstring_pairs',
     'format_sizes',
     'load_task',
     'merge_equal_contexts',
-    'python_docstrings',
     'task_of_inputs',
 ]
 

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 import optax
 
 from spdf_jax import names
-from spdf_jax.sparsity import combinators
 from spdf_jax.sparsity import schedules
-from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.algorithms import combinators
 from spdf_jax.sparsity.algorithms import gmp
 from spdf_jax.sparsity.algorithms import granet
 from spdf_jax.sparsity.algorithms import iterative
 from spdf_jax.sparsity.algorithms import rigl
 from spdf_jax.sparsity.algorithms import sparse_evolution
 from spdf_jax.sparsity.algorithms import static
+from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms.iterative import Round
 
 T = TypeVar('T')

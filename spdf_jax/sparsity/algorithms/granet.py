@@ -5,9 +5,9 @@ from typing import Any
 
 from spdf_jax import names
 from spdf_jax.sparsity import schedules
-from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import leafwise
 from spdf_jax.sparsity.algorithms import rigl
+from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.distributions import Distribution
 from spdf_jax.sparsity.masks import MaskMaker
 from spdf_jax.sparsity.schedules import Schedule

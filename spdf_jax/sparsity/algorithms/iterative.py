@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax import names
-from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import initial_masks
@@ -19,8 +18,9 @@ from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import topk
 from spdf_jax.sparsity import trees
-from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.algorithms import algorithm
 from spdf_jax.sparsity.algorithms import leafwise
+from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.distributions import Distribution
 from spdf_jax.sparsity.distributions import ModelWide
 from spdf_jax.sparsity.structures import Structure

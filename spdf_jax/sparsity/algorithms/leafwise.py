@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax import names
-from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import initial_masks
@@ -19,7 +18,8 @@ from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import topk
 from spdf_jax.sparsity import trees
-from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.algorithms import algorithm
+from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.counts import ModelTable
 from spdf_jax.sparsity.distributions import Distribution
 from spdf_jax.sparsity.masks import MaskMaker

@@ -10,8 +10,8 @@ from spdf_jax import names
 from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import topk
-from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import leafwise
+from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms.leafwise import Units
 from spdf_jax.sparsity.distributions import Distribution
 from spdf_jax.sparsity.masks import MaskMaker

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 
 from spdf_jax import names
-from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import initial_masks
 from spdf_jax.sparsity import structures
-from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.algorithms import algorithm
+from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.distributions import Distribution
 from spdf_jax.sparsity.masks import MaskMaker
 from spdf_jax.sparsity.structures import Structure

@@ -1,0 +1,1 @@
+"""The pool of runs that claims and the race share."""

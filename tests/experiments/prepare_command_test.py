@@ -1,0 +1,80 @@
+"""The command: sizes of tasks, corpora to train on, one sentence otherwise."""
+
+import json
+
+import pytest
+
+from spdf_jax.data import open_corpus
+from spdf_jax.training import Run
+from tests import command
+from tests.quickstart_runs import small_config
+from tests.real_data import data_path
+
+pytestmark = pytest.mark.ci
+
+
+def run(*arguments):
+  return command.run('prepare', *arguments)
+
+
+@pytest.fixture
+def books(tmp_path):
+  path = tmp_path / 'books.jsonl'
+  path.write_text(''.join(
+      json.dumps({'text': f'Chapter {i}. ' * 40}) + '\n' for i in range(60)
+  ))
+  return path
+
+
+def test_sizes_of_a_task_are_printed():
+  done = run('--task=e2e', f'--input={data_path("e2e")}', '--dry_run')
+  assert done.status == 0, done.log
+  found = [line.split() for line in done.output.splitlines()[1:]]
+  assert found == [
+      ['train', '42,061', '4,862'], ['validation', '4,672', '547'],
+      ['test', '4,693', '630'],
+  ]
+
+
+def test_a_corpus_is_written_and_can_be_trained_on(books, tmp_path):
+  output = tmp_path / 'corpora' / 'books'
+  done = run(f'--input={books}', '--tokenizer=bpe-270', f'--output={output}',
+             '--validation=0.2', '--test=0.2', '--workers=2')
+  assert done.status == 0, done.log
+  corpus = open_corpus(output)
+  assert corpus.fingerprint in done.output
+  assert 'documents' in done.output
+  changes = dict(
+      data__corpus=str(output), data__tokenizer='', data__task='',
+      phases__order=('pretrain', 'continuation'),
+  )
+  recipe = Run.create(small_config(**changes, model__vocab_size=270))
+  assert recipe.fingerprints['corpus'] == corpus.train.fingerprint
+  with pytest.raises(ValueError, match='token ids up to 269 and the model a'):
+    Run.create(small_config(**changes, model__vocab_size=269))
+
+
+def test_shards_are_prepared_and_joined_by_their_commands(books, tmp_path):
+  settings = (f'--output={tmp_path / "out"}', f'--input={books}',
+              '--tokenizer=bytes', '--validation=0.2', '--test=0.2')
+  first = run(*settings, '--shard=1/2')
+  assert 'shard 1/2 is prepared; 2/2 to go' in first.output, first.log
+  joined = run('--join', settings[0])
+  assert joined.status == 1 and 'has no shard 2/2' in joined.log
+  assert 'join the shards' in run(*settings, '--shard=2/2').output
+  joined = run('--join', settings[0])
+  assert open_corpus(tmp_path / 'out').fingerprint in joined.output
+  assert 'is prepared already' in run(*settings, '--shard=2/2').output
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (('--task=e2f', '--input=x'), "task 'e2f' is unknown; did you mean"),
+    (('--input=nowhere', '--tokenizer=bytes', '--output=x'),
+     "input='nowhere' does not exist"),
+    (('--tokenizer=bytes',), 'give --input'),
+    (('--input=a', '--tokenizer=bytes', '--output=b', '--dry_run'),
+     'for --task'),
+])
+def test_bad_input_gets_one_sentence(arguments, message):
+  done = run(*arguments)
+  assert done.status == 1 and message in done.log

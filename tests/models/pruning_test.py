@@ -1,0 +1,244 @@
+"""Decoders are pruned block by block, as with the inputs of whole models."""
+
+import dataclasses
+import re
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.papers import json_files
+from experiments.scores import language_models
+import spdf_jax as spdf
+from spdf_jax import data
+from spdf_jax import interop
+from spdf_jax import models
+from spdf_jax import training
+from spdf_jax.sparsity import one_shot
+from spdf_jax.sparsity import trees
+from tests import command
+from tests.hf_models import assert_same_bits
+from tests.hf_models import CONFIGS
+from tests.hf_models import make_params
+from tests.quickstart_runs import small_config
+from tests.tiers import slow_except
+from tests.tiny_run import make_run
+
+pytestmark = pytest.mark.ci
+
+TOKENS = np.random.default_rng(3).integers(23, size=(5, 8))
+
+
+def prune(config, params, pruner, sparsity, tokens=TOKENS):
+  params, mask = dict(params), jax.tree.map(lambda _: None, params)
+  for block in models.prune_blocks(config, params, tokens, pruner, sparsity):
+    params[block.name], mask[block.name] = block.params, block.mask
+  return params, mask
+
+
+def inputs_of(config, params, name):
+  """The inputs of a layer, from the whole model."""
+  found = []
+
+  def keep(call, args, kwargs, context):
+    if isinstance(context.module, models.MaskedDense) and '/'.join(
+        context.module.path
+    ) == name:
+      found.append(np.asarray(args[0], np.float64))
+    return call(*args, **kwargs)
+
+  with nn.intercept_methods(keep):
+    models.model_of(config).apply({'params': params}, TOKENS)
+  return found[0].reshape(-1, found[0].shape[-1])
+
+
+@pytest.mark.parametrize('name', slow_except(
+    ['gpt exact', 'llama grouped', 'qwen3'], CONFIGS
+))
+def test_each_layer_is_pruned_by_its_inputs_after_pruned_blocks(name):
+  config = dataclasses.replace(CONFIGS[name], n_layers=2)
+  params = make_params(config)
+  pruned, mask = prune(config, params, one_shot.wanda(), 0.5)
+  kept = {k: np.asarray(m) for k, m in trees.by_name(mask).items()}
+  hidden = [k for k in trees.by_name(params) if models.sparsifiable(k, None)]
+  assert kept.keys() == set(hidden)
+  # The inputs of a block are those of the model whose earlier blocks are
+  # pruned.
+  current = dict(params)
+  for i in range(config.n_layers):
+    for path in hidden:
+      if not path.startswith(f'h_{i}/'):
+        continue
+      x = inputs_of(config, current, path.removesuffix('/kernel'))
+      w = trees.by_name(params)[path]
+      scores = np.abs(w) * np.linalg.norm(x, axis=0)[:, None]
+      # 50 % of each output; inputs are even numbers.
+      expected = scores > np.sort(scores, axis=0)[len(w) // 2 - 1]
+      assert (kept[path] == expected).mean() >= 0.999, path
+      np.testing.assert_array_equal(
+          trees.by_name(pruned)[path], np.where(kept[path], w, 0)
+      )
+    current[f'h_{i}'] = pruned[f'h_{i}']
+  for path, x in trees.by_name(params).items():
+    if path not in hidden:
+      np.testing.assert_array_equal(trees.by_name(pruned)[path], x)
+
+
+def test_the_weights_of_sparsegpt_are_those_of_whole_models():
+  config = CONFIGS['llama grouped']
+  params = make_params(config)
+  pruner = one_shot.sparsegpt(block_size=8)
+  pruned, mask = prune(config, params, pruner, '2:4')
+  x = inputs_of(config, pruned | {'h_1': params['h_1']}, 'h_1/mlp/wo')
+  x = jnp.asarray(x, jnp.float32)
+  w, kept = pruner.prune(
+      jnp.asarray(params['h_1']['mlp']['wo']['kernel']), x.T @ x, '2:4'
+  )
+  np.testing.assert_array_equal(mask['h_1']['mlp']['wo']['kernel'], kept)
+  np.testing.assert_allclose(
+      pruned['h_1']['mlp']['wo']['kernel'], w, atol=1e-5
+  )
+
+
+def test_layers_have_the_sparsities_of_patterns():
+  config = CONFIGS['gpt']
+  params = make_params(config)
+  sparsities = {'*/attn/*': 0.25, 'h_1/mlp/*': 0.5}
+  _, mask = prune(config, params, one_shot.magnitude(), sparsities)
+  assert {k: 1 - m.mean() for k, m in trees.by_name(mask).items()} == {
+      f'h_{i}/attn/w{k}/kernel': 0.25 for i in range(2) for k in 'qkvd'
+  } | {f'h_1/mlp/w{k}/kernel': 0.5 for k in 'io'}
+
+
+@pytest.mark.parametrize('change, tokens, message', [
+    (dict(scan_layers=True), TOKENS, 'scan_layers is True; prune the param'),
+    ({}, TOKENS + 23, 'tokens have ids up to 4., and the model has 23; encode'),
+    ({}, np.zeros((1, 9), int), 'the sequence has 9 tokens and the model 8'),
+])
+def test_other_arguments_are_refused(change, tokens, message):
+  config = dataclasses.replace(CONFIGS['gpt'], **change)
+  with pytest.raises(ValueError, match=message):
+    prune(config, make_params(CONFIGS['gpt']), one_shot.wanda(), 0.5, tokens)
+
+
+def test_weights_that_are_not_finite_are_named_by_their_layer():
+  params = make_params(CONFIGS['gpt'])
+  params['h_1']['ln_1']['scale'][0] = np.nan
+  with pytest.raises(ValueError, match='^h_1/mlp/wo/kernel: the stati'):
+    prune(CONFIGS['gpt'], params, one_shot.wanda(), 0.5)
+
+
+@pytest.fixture
+def directory(tmp_path):
+  """A Hugging Face directory with a tokenizer of bytes, and a text."""
+  config = dataclasses.replace(CONFIGS['llama'], vocab_size=257)
+  data.save_tokenizer(tmp_path / 'tokenizer.json', data.ByteTokenizer())
+  interop.save_hf(
+      tmp_path / 'hf', config, make_params(config),
+      tokenizer=[tmp_path / 'tokenizer.json'],
+  )
+  (tmp_path / 'text').write_text('to be, or not to be: that is the question. ')
+  return tmp_path
+
+
+def convert(directory, *arguments):
+  return command.run(
+      'convert', f'--from_hf={directory / "hf"}',
+      f'--calibration={directory / "text"}', '--sequences=3', *arguments
+  )
+
+
+def test_masks_of_pruned_imports_travel_with_the_weights(directory):
+  done = convert(
+      directory, '--prune=sparsegpt:0.6', f'--to={directory / "run"}'
+  )
+  assert done.status == 0, done.log
+  assert re.match(
+      r'the perplexity of 2 sequences of 8 tokens after the calibration text '
+      r'is [\d.]+ before and [\d.]+ after sparsegpt:0.6. ', done.output
+  )
+  config = dataclasses.replace(CONFIGS['llama'], vocab_size=257)
+  zeros = lambda path: trees.by_name(jax.tree.map(
+      lambda m: np.asarray(m), interop.mask_of_zeros(path)
+  ))
+  exported = command.run(
+      'convert', f'--checkpoint={directory / "run"}',
+      f'--to_hf={directory / "back"}',
+  )
+  assert 'sparsity 60.' in exported.output, exported.log
+  pruned = interop.load_hf(directory / 'back')
+  for algorithm in (
+      dict(name='static', sparsity=0.6, init='nonzero'),
+      dict(name='rigl', sparsity=0.6, init='nonzero', drop_fraction=0.3,
+           update_every=2, update_until=4),
+  ):
+    run = make_run(
+        model={'preset': 'llama2-7b'} | dataclasses.asdict(config),
+        init_from=str(directory / 'run'),
+        phases__pretrain__algorithm=algorithm,
+    )
+    state = run.open(directory / algorithm['name']).state
+    run.close()
+    mask = trees.by_name(spdf.get_mask(state.opt_state))
+    for path, kept in zeros(pruned.params).items():
+      np.testing.assert_array_equal(mask[path], kept, err_msg=path)
+    assert_same_bits(jax.tree.map(np.asarray, state.params), pruned.params)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (('--prune=wanda:0.5', '--sequences=5'),
+     r"text' has 43 tokens, and --sequences=5 of 8 and one to evaluate with "
+     'take 49; give more text'),
+    (('--prune=wanda:half',), "prune is 'wanda:half'; write METHOD:0.5, METHO"),
+    (('--prune=wanda:wte/*=0.5',), "the pattern 'wte/.', which matches none"),
+    (('--prune=wanda:0.5', '--calibration=none'), "calibration is 'none', wh"),
+])
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    arguments, message, directory
+):
+  done = convert(directory, f'--to={directory / "run"}', *arguments)
+  assert done.status == 1
+  assert len(done.log.splitlines()) == 1
+  assert re.search(message, done.log), done.log
+  assert not (directory / 'run').exists()
+
+
+@pytest.mark.slow
+def test_methods_are_compared_before_and_after_training(tmp_path):
+  config = small_config(
+      'algorithm=dense', phases__order=('pretrain',), data__task='',
+      evaluation__generations=0,
+  )
+  training.train(training.Run.create(config, tmp_path / 'dense').open())
+  arguments = (
+      'one_shot', f'--model={tmp_path / "dense"}', '--sparsities=0.75',
+      f'--workdir={tmp_path / "results"}', '--steps=3', '--sequences=4',
+  )
+  done = command.run(*arguments)
+  assert done.status == 0, done.log
+  results = json_files.read_json(tmp_path / 'results' / 'results.json')
+  assert [(r['method'], r['sparsity']) for r in results] == [
+      ('dense', 0), *((method, 0.75) for method in one_shot.PRUNERS)
+  ]
+  assert all(r[stage] > 1 for r in results for stage in (
+      'pruned', 'trained', 'distilled'
+  ))
+  # Each run keeps the mask of its pruned model.
+  for row in results[1:]:
+    name = f'{row["method"]}-0.75'
+    before, after = (
+        language_models.model_at(training.find_checkpoint(
+            str(tmp_path / 'results' / folder)
+        ))[1] for folder in (name, f'{name}-distilled')
+    )
+    for path, x in trees.by_name(after).items():
+      if models.sparsifiable(path, None):
+        np.testing.assert_array_equal(x == 0, trees.by_name(before)[path] == 0)
+        assert (np.asarray(x) == 0).mean() == 0.75
+  table = (tmp_path / 'results' / 'table.md').read_text()
+  assert len(table.splitlines()) == 6 and '| 75% | wanda | ' in table
+  assert (tmp_path / 'results' / 'perplexity.png').stat().st_size > 10_000
+  # A second call measures nothing again.
+  assert 'wanda' not in command.run(*arguments).output

@@ -1,0 +1,110 @@
+"""Masks and algorithms in 64 bits, complex numbers and strict promotion."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import spdf_jax as spdf
+from spdf_jax.sparsity import topk
+from tests.tiers import slow_except
+
+TIMES = dict(update_every=2, update_until=6)
+ALGORITHMS = {
+    'static': lambda: spdf.static(0.75),
+    'set': lambda: spdf.sparse_evolution(0.75, update_every=2),
+    'rigl': lambda: spdf.rigl(0.75, **TIMES),
+    'granet': lambda: spdf.granet(
+        spdf.cubic(0.5, 0.75, 6), distribution='model_wide', **TIMES),
+    '2:4': lambda: spdf.rigl(0.5, structure='2:4', **TIMES),
+    'join': lambda: spdf.join([spdf.static(0.75), spdf.dense()], [3]),
+}
+
+
+@pytest.fixture(name='x64')
+def _x64():
+  with jax.enable_x64(True):
+    yield
+
+
+def oracle(scores, kept):
+  """Keeps the first of a stable argsort, per layer."""
+  flat = scores.reshape(len(scores), -1)
+  order = np.argsort(-flat, axis=1, kind='stable')[:, :kept]
+  mask = np.zeros(flat.shape, bool)
+  np.put_along_axis(mask, order, True, axis=1)
+  return mask.reshape(scores.shape)
+
+
+@pytest.mark.parametrize('size', [(1, 3, 4), (2, 70, 60)])
+@pytest.mark.parametrize('dtype', ['float64', 'int64', 'int32', 'complex128'])
+def test_wide_scores_are_ranked_exactly(x64, size, dtype):
+  del x64
+  rng = np.random.default_rng(0)
+  # Differences far below the resolution of float32, of both signs.
+  scores = np.round(rng.normal(size=size) * 8) + 1e-12 * rng.normal(size=size)
+  if dtype.startswith('int'):
+    scores = rng.integers(-2**31, 2**31, size) + (dtype == 'int64') * 2**40
+  scores = scores.astype(dtype)
+  ranked = scores
+  if dtype == 'complex128':
+    scores = scores * np.exp(1j * rng.normal(size=size))
+    ranked = np.asarray(jnp.abs(scores))
+  kept = scores[0].size // 3
+  mask = topk.keep_largest(jnp.asarray(scores), kept)
+  np.testing.assert_array_equal(mask, oracle(ranked, kept))
+
+
+def test_leaves_of_different_dtypes_are_ranked_together(x64):
+  del x64
+  rng = np.random.default_rng(0)
+  values = rng.normal(size=(3, 1, 8, 8)).astype(np.float16)
+  scores = [
+      jnp.asarray(x, dtype)
+      for x, dtype in zip(values, ('float16', 'float64', 'float32'))
+  ]
+  masks = topk.keep_largest_of_all(scores, 50)
+  expected = oracle(values.reshape(1, -1), 50).reshape(values.shape)
+  np.testing.assert_array_equal(np.stack(masks), expected)
+
+
+def train(algorithm, dtype, steps=7):
+  rng = np.random.default_rng(0)
+  def draw():
+    x = rng.normal(size=(8, 16))
+    if np.issubdtype(dtype, np.complexfloating):
+      x = x + 1j * rng.normal(size=(8, 16))
+    return {'a': jnp.asarray(x, dtype), 'b': jnp.asarray(x.T + 1, dtype)}
+
+  tx = spdf.sparsify(optax.sgd(0.1, momentum=0.9), algorithm, key=0)
+  params = draw()
+  state = tx.init(params)
+  params = spdf.apply_mask(params, spdf.get_mask(state))
+  update = jax.jit(tx.update)
+  for _ in range(steps):
+    updates, state = update(draw(), state, params)
+    params = optax.apply_updates(params, updates)
+  spdf.check_zeros(params, state)
+  assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
+  return spdf.get_mask(state)
+
+
+@pytest.mark.parametrize('name', slow_except(['rigl'], ALGORITHMS))
+def test_every_algorithm_trains_in_float64_with_strict_promotion(x64, name):
+  del x64
+  with jax.numpy_dtype_promotion('strict'):
+    masks = train(ALGORITHMS[name](), 'float64')
+  kept = {'2:4': 128, 'join': 256}.get(name, 64)
+  assert sum(int(m.sum()) for m in masks.values()) == kept
+
+
+def test_complex_weights_are_ranked_by_magnitude():
+  masks = train(ALGORITHMS['rigl'](), 'complex64')
+  assert sum(int(m.sum()) for m in masks.values()) == 64
+
+
+def test_the_sign_of_a_complex_weight_is_refused():
+  algorithm = spdf.sparse_evolution(0.75, update_every=2, drop='signed')
+  with pytest.raises(ValueError, match="drop is 'signed', .* complex64"):
+    train(algorithm, 'complex64')

@@ -1,0 +1,287 @@
+"""Sparse optimizers on sharded parameters: masks, shardings, communication.
+
+On 8 simulated devices, in a process of their own.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.tiers import slow_except
+
+pytestmark = pytest.mark.sharding
+
+PRELUDE = textwrap.dedent('''
+    import json
+    import math
+    import re
+    import jax
+    jax.config.update('jax_num_cpu_devices', 8)
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+    from jax.sharding import AxisType
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+    import spdf_jax as spdf
+    from spdf_jax.sparsity import like_params
+    from spdf_jax.sparsity import statistics
+
+    TIMES = dict(update_every=2, update_until=6)
+
+    def same(one, two):
+      pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+      return all(np.array_equal(a, b) for a, b in pairs)
+''')
+
+# Weights and gradients have ties, and both zeros.
+UPDATES = textwrap.dedent('''
+    algorithm = {
+        'mixed': lambda: spdf.partition({
+            'rows': spdf.rigl(0.5, structure='2:4', **TIMES),
+            'columns': spdf.rigl(0.75, **TIMES),
+            'both': spdf.sparse_evolution(
+                0.75, structure=spdf.structures.block(4, 4), update_every=2
+            ),
+            'stack': spdf.granet(spdf.cubic(0.5, 0.75, 6), **TIMES),
+        }, [(name, name) for name in ('rows', 'columns', 'both', 'stack')]),
+        'static-join': lambda: spdf.join(
+            [spdf.static(0.75), spdf.dense(), spdf.static(0.5)], [2, 4]
+        ),
+        'gmp-model-wide': lambda: spdf.gmp(
+            spdf.cubic(0.0, 0.75, 6), distribution='model_wide', **TIMES
+        ),
+    }[NAME]()
+    SPECS = {
+        'rows': P(('data', 'model'), None), 'columns': P(None, 'data'),
+        'both': P('data', 'model'), 'bias': P('model'),
+        'stack': P(None, 'model', 'data'),
+    }
+    SHAPES = {name: (256, 512) for name in SPECS} | {
+        'bias': (512,), 'stack': (2, 256, 256)
+    }
+    WHERE = {'*': True}
+    tx = spdf.sparsify(optax.adamw(1e-2), algorithm, where=WHERE, key=0)
+
+    def arrays(seed):
+      rng = np.random.default_rng(seed)
+      return {
+          name: np.round(rng.normal(size=shape) * 64).astype(np.float32) / 64
+          for name, shape in SHAPES.items()
+      }
+
+    def train(init, update, place, steps=7):
+      params = place(arrays(0))
+      state = jax.block_until_ready(init(params))
+      params = spdf.apply_mask(params, spdf.get_mask(state))
+      for i in range(steps):
+        grads = place(arrays(1 + i))
+        updates, state = jax.block_until_ready(update(grads, state, params))
+        params = jax.block_until_ready(optax.apply_updates(params, updates))
+      spdf.check_zeros(params, state)
+      spdf.check_zeros(params, spdf.densify(state))
+      mask = spdf.get_mask(state)
+      summary = str(spdf.summarize(mask, params, where=WHERE))
+      changes = statistics.mask_changes(mask, mask, params, where=WHERE)
+      return params, state, summary, changes
+
+    one = train(jax.jit(tx.init), jax.jit(tx.update), lambda tree: tree)
+    found = {}
+    kinds = [AxisType.Auto, AxisType.Explicit]
+    for kind in kinds[:1 if NAME == 'gmp-model-wide' else 2]:
+      mesh = jax.make_mesh((4, 2), ('data', 'model'), axis_types=(kind,) * 2)
+      put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+      place = lambda tree: jax.tree.map(put, tree, SPECS)
+      params = place(arrays(0))
+      shapes = jax.eval_shape(tx.init, params)
+      like = like_params.state_shardings(shapes, params)
+      init = jax.jit(tx.init, out_shardings=like)
+      state = jax.block_until_ready(init(params))
+      program = jax.jit(tx.update).lower(params, state, params).compile()
+      adam = state.inner_state[0]
+      text = program.as_text()
+      sizes = dict(f32=4, s32=4, u32=4, pred=1)
+      shards = [x.sharding.shard_shape(x.shape) for x in params.values()]
+      eight = train(init, program, place)
+      found[kind.name] = dict(
+          misplaced=[
+              (name, str(x.sharding))
+              for tree in (state.mask, adam.mu, adam.nu)
+              for name, x in tree.items() if x is not None
+              and not x.sharding.is_equivalent_to(params[name].sharding, x.ndim)
+          ],
+          same=[same(a, b) for a, b in zip(one[:2], eight[:2])],
+          reads_the_same=one[2:] == eight[2:],
+          gathers=re.findall(
+              '.* (?:all-gather|all-to-all|collective-permute).*', text
+          ),
+          # One all-reduce may take several tensors; each counts for itself.
+          reduced=[
+              sizes[kind] * math.prod(int(d) for d in dims.split(',') if d)
+              for results in re.findall(
+                  r'= (.*?) all-reduce(?:-start)?\\(', text
+              )
+              for kind, dims in re.findall(r'(\\w+)\\[([\\d,]*)\\]', results)
+          ],
+          temporary=program.memory_analysis().temp_size_in_bytes,
+          shard=sum(4 * math.prod(shape) for shape in shards),
+      )
+
+    print(json.dumps(found))
+''')
+
+
+BATCHES = textwrap.dedent('''
+    # Each device has its own share of a batch. Whole numbers, so that sums
+    # come out the same in any order.
+    rng = np.random.default_rng(0)
+    whole = lambda *shape: rng.integers(-3, 4, shape).astype(np.float32)
+    params = {'h_0': {'kernel': whole(16, 32)}}
+    x, y = whole(7, 64, 16), whole(7, 64, 32)
+    tx = spdf.sparsify(optax.sgd(0.5), spdf.rigl(0.75, **TIMES), key=0)
+
+    @jax.jit
+    def step(params, state, x, y):
+      loss = lambda p: jnp.sum((x @ p['h_0']['kernel']) * y)
+      updates, state = tx.update(jax.grad(loss)(params), state, params)
+      return optax.apply_updates(params, updates), state
+
+    def train_on_batches(place):
+      state = tx.init(params)
+      p = spdf.apply_mask(params, spdf.get_mask(state))
+      p, state = place((p, state), P())
+      masks = []
+      for i in range(7):
+        p, state = step(p, state, *place((x[i], y[i]), P('data')))
+        jax.block_until_ready(state)
+        masks.append(np.asarray(spdf.get_mask(state)['h_0']['kernel']))
+      return masks, np.asarray(p['h_0']['kernel'])
+
+    mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
+    put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+    one = train_on_batches(lambda tree, spec: tree)
+    eight = train_on_batches(lambda tree, spec: put(tree, spec))
+    found = dict(
+        same=same(one, eight), moved=bool((one[0][0] != one[0][-1]).any()),
+    )
+
+    # Without jit, on a mesh with the default axes.
+    mesh = jax.make_mesh((8,), ('data',))
+    place = lambda p: {'h_0': {'kernel': put(p, P(None, 'data'))}}
+    states = []
+    for put_kernel in (lambda p: {'h_0': {'kernel': p}}, place):
+      p = put_kernel(params['h_0']['kernel'])
+      with jax.set_mesh(mesh):
+        state = tx.init(p)
+        p = spdf.apply_mask(p, spdf.get_mask(state))
+        for i in range(3):
+          updates, state = tx.update(put_kernel(y[i, :16]), state, p)
+          p = jax.block_until_ready(optax.apply_updates(p, updates))
+      states.append((p, spdf.get_mask(state)))
+    found['eager'] = same(*states)
+    print(json.dumps(found))
+''')
+
+
+ADAPTERS = textwrap.dedent('''
+    w = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    w[:, ::2] = 0
+    tx = spdf.sparsify(
+        spdf.lora(optax.adam(0.1), 2, key=0),
+        spdf.static(0.5, init='nonzero'), key=0,
+    )
+
+    @jax.jit
+    def train(params):
+      state = tx.init(params)
+      for _ in range(3):
+        grads = {'w': jnp.cos(params['w'])}
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+      adapters = spdf.create_adapters(jax.random.key(0), params, 2)
+      merged = spdf.merge_adapters(params, adapters, spdf.get_mask(state))
+      return params['w'], merged['w']
+
+    expected = train({'w': w})
+    found = {}
+    for axes in ('Auto', 'Explicit'):
+      mesh = jax.make_mesh((4, 2), ('a', 'b'), (getattr(AxisType, axes),) * 2)
+      sharding = NamedSharding(mesh, P('a', 'b'))
+      with jax.set_mesh(mesh):
+        trained = train({'w': jax.device_put(w, sharding)})
+      found[axes] = all(
+          np.allclose(x, y, atol=1e-6) and bool(((x == 0) == (w == 0)).all())
+          and x.sharding.spec == P('a', 'b')
+          for x, y in zip(trained, expected)
+      )
+    print(json.dumps(found))
+''')
+
+
+@functools.cache
+def run(name, script=UPDATES):
+  # What is sent, and held, is settled before the last stage of compilation.
+  flags = os.environ.get('XLA_FLAGS', '')
+  flags += ' --xla_backend_optimization_level=0'
+  done = subprocess.run(
+      [sys.executable, '-c', f'NAME = {name!r}\n' + PRELUDE + script],
+      env=os.environ | {'XLA_FLAGS': flags},
+      capture_output=True, text=True, timeout=600, check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout)
+
+
+each = pytest.mark.parametrize('name', slow_except(
+    ['mixed', 'gmp-model-wide'], ['mixed', 'gmp-model-wide', 'static-join']
+))
+each_mesh = pytest.mark.parametrize('name, axes', slow_except(
+    [('mixed', 'Auto'), ('mixed', 'Explicit'), ('gmp-model-wide', 'Auto')],
+    [
+        ('mixed', 'Auto'), ('mixed', 'Explicit'), ('gmp-model-wide', 'Auto'),
+        ('static-join', 'Auto'), ('static-join', 'Explicit'),
+    ],
+))
+
+
+@each_mesh
+def test_masks_and_moments_lie_with_their_parameters_from_the_start(name, axes):
+  assert not run(name)[axes]['misplaced']
+
+
+@each
+def test_updates_send_no_more_than_counts(name):
+  found = run(name)['Auto']
+  assert not found['gathers']
+  assert found['reduced'] and max(found['reduced']) <= 64 * 1024
+
+
+@each
+def test_updates_take_at_most_three_times_the_shard(name):
+  found = run(name)['Auto']
+  assert found['temporary'] <= 3 * found['shard']
+
+
+@each_mesh
+def test_sharding_changes_no_mask_moment_or_parameter(name, axes):
+  found = run(name)[axes]
+  assert found['same'] == [True, True] and found['reads_the_same']
+
+
+def test_growth_uses_the_gradients_of_the_whole_batch():
+  found = run('rigl', BATCHES)
+  assert found['same'] and found['moved']
+
+
+def test_the_default_mesh_works_without_jit():
+  assert run('rigl', BATCHES)['eager']
+
+
+@pytest.mark.parametrize('axes', ['Auto', 'Explicit'])
+def test_adapters_of_sharded_matrices_train_as_on_one_device(axes):
+  assert run('adapters', ADAPTERS)[axes]
