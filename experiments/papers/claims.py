@@ -61,7 +61,7 @@ class Expected(NamedTuple):
   Attributes:
     difference: Expected contrast.
     deviation: Standard deviation of the contrast over seeds.
-    source: Where both come from.
+    source: Runs that both come from.
   """
 
   difference: float

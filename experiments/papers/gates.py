@@ -69,7 +69,10 @@ def arms_of_gates(scale: Scale, claims: Sequence[Claim]) -> list[Arm]:
     arms += [
         Arm('init', size=size), _dense(scale, size), _control(scale, size)
     ]
-  tasks = {arm.task for claim in claims for arm in claim.arms}
+  tasks = {
+      arm.task for claim in claims if _is_non_inferiority(claim)
+      for arm in claim.arms
+  }
   for control in _tuned_controls(scale):
     if control.task in tasks:
       arms += [_dense(scale, control.size, control.task), control]
@@ -182,11 +185,15 @@ def _concerns(gate: Gate, scale: Scale, claim: Claim) -> bool:
   if gate.key == 'G3':
     return gate.subject in with_parents(list(claim.arms))
   if gate.key == 'G6' and not (
-      any(comparison.margin for comparison in claim.comparisons)
+      _is_non_inferiority(claim)
       and any(arm.task == gate.subject.task for arm in claim.arms)
   ):
     return False
   return gate.subject.size in {scale.reference(a.size) for a in claim.arms}
+
+
+def _is_non_inferiority(claim: Claim) -> bool:
+  return any(comparison.margin for comparison in claim.comparisons)
 
 
 def _sizes(scale: Scale, claims: Sequence[Claim]) -> list[str]:

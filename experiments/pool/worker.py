@@ -209,7 +209,7 @@ def domain_losses(
 
   Args:
     run: The run.
-    workdir: Its workdir.
+    workdir: Workdir of the run.
     texts: Texts by name; their tokens are their bytes.
     batches: Number of batches, of evenly spaced sequences.
 
@@ -219,7 +219,8 @@ def domain_losses(
   if not texts:
     return {}
   params = training.read_params(
-      training.find_checkpoint(str(workdir)), run.abstract_state.params
+      training.find_checkpoint(str(workdir)),
+      run.programs.abstract_state.params,
   )
   apply_fn = jax.jit(
       lambda params, tokens: run.model.apply({'params': params}, tokens)
