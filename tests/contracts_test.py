@@ -333,6 +333,32 @@ def test_one_word_is_used_for_one_thing():
   ] == []
 
 
+# Draws of jax.random, and which of their arguments is the dtype. What they
+# draw by default depends on jax_enable_x64.
+DTYPES = {
+    'bits': 2, 'uniform': 2, 'normal': 2, 'gumbel': 2, 'exponential': 2,
+    'truncated_normal': 4, 'randint': 4,
+}
+
+
+def test_draws_state_their_dtype():
+  silent = []
+  for folder in ('spdf_jax', 'experiments'):
+    for path in sorted((ROOT / folder).rglob('*.py')):
+      if path.parent.name == 'colabs':
+        continue
+      for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+          continue
+        module, _, draw = ast.unparse(node.func).rpartition('.')
+        if module in ('jax.random', 'random') and draw in DTYPES and not (
+            len(node.args) > DTYPES[draw]
+            or any(keyword.arg == 'dtype' for keyword in node.keywords)
+        ):
+          silent.append(f'{path.name}: {ast.unparse(node)}')
+  assert silent == []
+
+
 COMMANDS = [
     path for path in sorted((ROOT / 'experiments').glob('*.py'))
     if 'console.start(main)' in path.read_text()

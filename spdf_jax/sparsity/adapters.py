@@ -67,7 +67,8 @@ def create_adapters(
 
   def create(w, leaf_key):
     depth, inputs, outputs = w.shape
-    a = jax.random.normal(leaf_key, (depth, inputs, rank)) / inputs**0.5
+    a = jax.random.normal(leaf_key, (depth, inputs, rank), jnp.float32)
+    a = a / inputs**0.5
     return Adapter(
         a.astype(w.dtype), jnp.zeros((depth, rank, outputs), w.dtype)
     )

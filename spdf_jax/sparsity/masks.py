@@ -77,7 +77,7 @@ def _random(
   if isinstance(sparsity, ModelWide):
     bits = jax.tree.map(
         lambda p, leaf_key: jax.random.bits(
-            leaf_key, _unit_scores_shape(structure, p.shape)
+            leaf_key, _unit_scores_shape(structure, p.shape), jnp.uint32
         ),
         params, leaf_keys(key, params),
     )
