@@ -164,12 +164,13 @@ def score_task(
   score = _scorer(name)
   _check(model, name, settings)
   # The corpus of a run is already encoded.
-  if not settings.special_tokens or name == 'validation':
+  if settings.special_tokens and name != 'validation':
+    model = dataclasses.replace(
+        model, tokenizer=data.with_special_tokens(model.tokenizer)
+    )
+  if not getattr(model.tokenizer, 'special_tokens', False):
     yield from score(model, name, path, settings)
     return
-  model = dataclasses.replace(
-      model, tokenizer=data.with_special_tokens(model.tokenizer)
-  )
   for found in score(model, name, path, settings):
     yield found._replace(note=f'{found.note}; special tokens'.lstrip('; '))
 
