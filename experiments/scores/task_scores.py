@@ -18,6 +18,7 @@ from spdf_jax import evaluation
 from spdf_jax import extras
 from spdf_jax import names
 from spdf_jax.data import special_tokens
+from spdf_jax.data.tasks import files as task_files
 from spdf_jax.evaluation import metrics
 
 logger = logging.getLogger('spdf_jax')
@@ -228,7 +229,8 @@ def _lambada(
 def _wikitext(
     model: LanguageModel, name: str, path: str, settings: Settings
 ) -> Iterator[Score]:
-  lines = pathlib.Path(path).read_text('utf-8').splitlines(keepends=True)
+  text = task_files.read_text(pathlib.Path(path)).replace('\r\n', '\n')
+  lines = text.splitlines(keepends=True)
   found = wikitext.adjusted_perplexity(
       model.subject, ''.join(lines[:settings.limit])
   )

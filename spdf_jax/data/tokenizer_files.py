@@ -129,7 +129,7 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
       return _stated(
           tokenizers.sentencepiece_tokenizer(path.read_bytes()), folder
       )
-    text = path.read_bytes().decode('utf-8')
+    text = path.read_bytes().decode('utf-8-sig')
     fields = json.loads(text)
     if 'kind' in fields:
       return load_tokenizer(path)
@@ -341,7 +341,7 @@ def _file_in(folder: Path) -> Path:
 def _read_vocabulary(path: Path) -> Tokenizer:
   vocab = json.loads(path.read_bytes())
   text = (path.parent / dict(_VOCABULARIES)[path.name]).read_bytes()
-  lines = text.decode('utf-8').split('\n')
+  lines = text.decode('utf-8-sig').split('\n')
   merges = [
       line.split(' ') for line in lines
       if line.strip() and not line.startswith('#version')
