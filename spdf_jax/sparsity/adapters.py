@@ -195,8 +195,7 @@ def lora(
   like_params.check_optimizer('inner', inner)
   inner = optax.with_extra_args_support(inner)
   where = _selector(where)
-  if isinstance(key, int):
-    key = jax.random.key(key)
+  key = masks.typed_key(key)
 
   def init_fn(params):
     adapters = create_adapters(key, params, rank, where=where)

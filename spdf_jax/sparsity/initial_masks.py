@@ -308,10 +308,10 @@ def saliency(
     overflows float32, divide the outputs of layers by constants: in a chain of
     layers these do not change the ranking.
 
-  In the papers all layers are one group: `distribution='model_wide'`. Layers
-  may then become empty; `'uniform'` prevents it. The mask is computed in each
-  call of `init` of the optimizer, also under `jax.jit`, from the parameters
-  given here, which the algorithm keeps in memory.
+  In the papers all layers are one group: `distribution='model_wide'`. A layer
+  may then keep a single weight; `'uniform'` prevents it. The mask is computed
+  in each call of `init` of the optimizer, also under `jax.jit`, from the
+  parameters given here, which the algorithm keeps in memory.
 
   Args:
     score: Name of a score, or `(weights, grads) -> scores` of trees with `None`
