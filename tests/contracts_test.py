@@ -180,12 +180,20 @@ def test_masks_are_equal_on_one_and_on_eight_devices():
       import jax
       jax.config.update('jax_num_cpu_devices', 8)
       import jax.numpy as jnp
+      import zlib
       import numpy as np
       from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
       import spdf_jax as spdf
 
-      mesh = jax.make_mesh((8,), ('x',), axis_types=(AxisType.Auto,))
       w = jnp.round(jax.random.normal(jax.random.key(0), (3, 64, 128)) * 4)
+      drawn = spdf.init.random(
+          jax.random.key(2), {'a/w': jnp.ones((64, 128)), 'b': w[0]}, 0.7
+      )
+      # By the code at which this test was written, on one device.
+      assert [zlib.crc32(np.packbits(m)) for m in jax.tree.leaves(drawn)] == [
+          4222556292, 1164945805
+      ]
+      mesh = jax.make_mesh((8,), ('x',), axis_types=(AxisType.Auto,))
       for spec in (P(None, 'x', None), P(None, None, 'x')):
         sharded = {'w': jax.device_put(w, NamedSharding(mesh, spec))}
         for make in (

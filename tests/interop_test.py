@@ -142,6 +142,14 @@ def test_files_are_equal_and_readable_as_the_umask_allows(tmp_path):
     assert path.read_bytes() == (tmp_path / 'b' / name).read_bytes()
 
 
+def test_data_begin_at_a_multiple_of_eight_bytes(tmp_path):
+  for length in range(1, 10):
+    path = tmp_path / str(length)
+    files.write_tensors(path, {'w' * length: np.ones(3, np.float32)})
+    assert int.from_bytes(path.read_bytes()[:8], 'little') % 8 == 0
+    assert read(path)['w' * length].tolist() == [1, 1, 1]
+
+
 def test_tensors_are_written_as_the_library_writes_them(tmp_path):
   rng = np.random.default_rng(3)
   tensors = {'empty': np.zeros((0, 2), np.float16)}
