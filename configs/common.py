@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import ml_collections
+from ml_collections.config_dict import FieldReference
 
 ALGORITHMS = ('dense', 'static', 'set', 'rigl', 'gmp', 'granet')
 """Algorithms of one phase, by the names of `create_algorithm`."""
@@ -125,7 +126,8 @@ def _inherited(
     ):
       fields[name] = _inherited(default, value)
     elif name not in given:
-      fields[name] = defaults.get_oneway_ref(name)
+      # As get_oneway_ref, whose references cannot be pickled.
+      fields[name] = FieldReference(defaults.get_ref(name))
   return fields
 
 

@@ -13,6 +13,7 @@ from spdf_jax import evaluation
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import names
+from spdf_jax.data.tasks import files as task_files
 from spdf_jax.sparsity import one_shot
 
 _MOST_TOKENS = 2048  # Of a sequence, as in the papers.
@@ -81,8 +82,8 @@ def read_sequences(
     ValueError: the text cannot be read or is too short.
   """
   try:
-    text = pathlib.Path(path).read_text('utf-8')
-  except (OSError, UnicodeDecodeError) as error:
+    text = task_files.read_text(pathlib.Path(path)).replace('\r\n', '\n')
+  except (OSError, ValueError) as error:
     raise ValueError(
         f'calibration is {str(path)!r}, which cannot be read ({error}); give a '
         'file of UTF-8 text.'

@@ -40,6 +40,7 @@ from experiments.benchmarks import measuring
 from experiments.launch import compilation_cache
 from experiments.launch import config_file
 from experiments.launch import console
+from experiments.launch import grid as grids
 from experiments.papers import arms
 from experiments.papers import json_files
 from experiments.papers import race_report
@@ -153,16 +154,19 @@ def parse_rates(texts: Sequence[str]) -> tuple[float, ...]:
   """Parses peak learning rates.
 
   Raises:
-    ValueError: a text is no positive number.
+    ValueError: a text is no positive number, or a number occurs twice.
   """
   try:
     rates = tuple(map(float, texts))
   except ValueError:
     rates = ()
-  if not rates or not all(0 < rate < math.inf for rate in rates):
+  if (
+      not rates or not all(0 < rate < math.inf for rate in rates)
+      or len(set(rates)) < len(rates)
+  ):
     raise ValueError(
-        f"rates is {','.join(texts)!r}; give positive numbers, separated by "
-        'commas.'
+        f"rates is {','.join(texts)!r}; give positive numbers, each once, "
+        'separated by commas.'
     )
   return rates
 
@@ -271,9 +275,9 @@ def race(
   """Runs the unfinished runs of a race; returns its report.
 
   Raises:
-    ValueError: a flag is not valid, configs differ in data or tokenizer, the
-      budget is too short, the seeds of a best rate spread too much, or the
-      workdir has another race.
+    ValueError: a flag is not valid, configs differ in data or tokenizer or in
+      nothing, the budget is too short, the seeds of a best rate spread too
+      much, or the workdir has another race.
     InterruptedError: a signal arrived; everything is saved.
   """
   names = split_configs(configs or '')
@@ -290,6 +294,9 @@ def race(
       for racer, name in zip(racers, names)
   }
   check_data(loaded)
+  grids.refuse_alike('configs', {
+      name: training.parse(config) for name, config in loaded.items()
+  })
   folder = pathlib.Path(workdir)
   folder.mkdir(parents=True, exist_ok=True)
   files.lock_folder(folder, 'workdir')  # Held until the process ends.

@@ -281,12 +281,20 @@ def test_masks_are_equal_on_one_and_on_eight_devices():
       import jax
       jax.config.update('jax_num_cpu_devices', 8)
       import jax.numpy as jnp
+      import zlib
       import numpy as np
       from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
       import spdf_jax as spdf
 
-      mesh = jax.make_mesh((8,), ('x',), axis_types=(AxisType.Auto,))
       w = jnp.round(jax.random.normal(jax.random.key(0), (3, 64, 128)) * 4)
+      drawn = spdf.init.random(
+          jax.random.key(2), {'a/w': jnp.ones((64, 128)), 'b': w[0]}, 0.7
+      )
+      # By the code at which this test was written, on one device.
+      assert [zlib.crc32(np.packbits(m)) for m in jax.tree.leaves(drawn)] == [
+          4222556292, 1164945805
+      ]
+      mesh = jax.make_mesh((8,), ('x',), axis_types=(AxisType.Auto,))
       for spec in (P(None, 'x', None), P(None, None, 'x')):
         sharded = {'w': jax.device_put(w, NamedSharding(mesh, spec))}
         for make in (
@@ -432,6 +440,32 @@ def test_one_word_is_used_for_one_thing():
       for number, line in enumerate(path.read_text().splitlines(), 1)
       if BANNED.search(line)
   ] == []
+
+
+# Draws of jax.random, and which of their arguments is the dtype. What they
+# draw by default depends on jax_enable_x64.
+DTYPES = {
+    'bits': 2, 'uniform': 2, 'normal': 2, 'gumbel': 2, 'exponential': 2,
+    'truncated_normal': 4, 'randint': 4,
+}
+
+
+def test_draws_state_their_dtype():
+  silent = []
+  for folder in ('spdf_jax', 'experiments'):
+    for path in sorted((ROOT / folder).rglob('*.py')):
+      if path.parent.name == 'colabs':
+        continue
+      for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+          continue
+        module, _, draw = ast.unparse(node.func).rpartition('.')
+        if module in ('jax.random', 'random') and draw in DTYPES and not (
+            len(node.args) > DTYPES[draw]
+            or any(keyword.arg == 'dtype' for keyword in node.keywords)
+        ):
+          silent.append(f'{path.name}: {ast.unparse(node)}')
+  assert silent == []
 
 
 COMMANDS = [

@@ -168,12 +168,12 @@ def measure_layers(
 def _skewed_mask(key: jax.Array, w: jax.Array, sparsity: float) -> jax.Array:
   """Keeps a share of each row that falls from the first row to the last."""
   rows = jnp.linspace(2, 0, w.shape[0])[:, None]
-  return jax.random.uniform(key, w.shape) < rows * (1 - sparsity)
+  return jax.random.uniform(key, w.shape, jnp.float32) < rows * (1 - sparsity)
 
 
 def _magnitude_mask(key: jax.Array, w: jax.Array, sparsity: float) -> jax.Array:
   """Keeps the largest weights after scaling the columns by random factors."""
-  scores = abs(w) * jnp.exp(jax.random.normal(key, w.shape[1:]))
+  scores = abs(w) * jnp.exp(jax.random.normal(key, w.shape[1:], jnp.float32))
   return scores >= jnp.quantile(scores, sparsity)
 
 

@@ -81,7 +81,9 @@ def _random_rows(
       jax.jit(f).lower(key).compile()
       for f in (
           lambda key: spdf.init.random(key, like, SPARSITY),
-          lambda key: argsort_mask(jax.random.uniform(key, shape), SPARSITY),
+          lambda key: argsort_mask(
+              jax.random.uniform(key, shape, jnp.float32), SPARSITY
+          ),
       )
   )
   timings = _time(ours, argsort, key, repeats)

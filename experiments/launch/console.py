@@ -1,6 +1,7 @@
 """Console of the commands: output, logging, errors and exit status."""
 
 from collections.abc import Callable, Iterable, Sequence
+import io
 import logging as standard_logging
 import os
 import sys
@@ -132,6 +133,10 @@ def prepare() -> None:
   `--verbosity=0` shows all their messages.
   """
   processes.keep_freed_memory()
+  # Under an ASCII locale a table or a text would end the command.
+  for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(errors='replace')
   logging.get_absl_handler().setFormatter(standard_logging.Formatter(
       '%(levelname).1s %(asctime)s %(message)s', '%H:%M:%S'
   ))

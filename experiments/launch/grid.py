@@ -2,6 +2,8 @@
 
 import ast
 from collections.abc import Mapping, Sequence
+import copy
+import dataclasses
 import itertools
 import json
 import logging
@@ -130,16 +132,17 @@ def plan_runs(
     Pairs (changed values, config), one for each run.
 
   Raises:
-    ValueError: the grid is not of this form or has a run twice, the config has
-      no such field, the config of a run is invalid, or the metric or a task is
-      unknown or not measured.
+    ValueError: the grid is not of this form, has a run twice or two points that
+      train alike, the config has no such field, the config of a run is invalid,
+      or the metric or a task is unknown or not measured.
   """
   names.lookup('metric', metric, early_stop.METRICS)
   task_scores.parse_tasks(test_tasks)
   runs = []
   for fields in points(parse_grid(grid)):
     for seed in range(seeds):
-      changed = config.copy_and_resolve_references()
+      # A field of `phase_defaults` reaches the phases that refer to it.
+      changed = copy.deepcopy(config)
       changed.seed = seed
       try:
         changed.update_from_flattened_dict(fields)
@@ -147,7 +150,7 @@ def plan_runs(
         for name in fields:
           names.lookup('grid: field', name, identity.flatten(config.to_dict()))
         raise ValueError(f'grid: {error}; name fields of the config.') from None
-      runs.append((fields, changed))
+      runs.append((fields, changed.copy_and_resolve_references()))
   seen = set()
   for fields, changed in runs:
     name = run_name(fields, changed.seed)
@@ -157,10 +160,43 @@ def plan_runs(
           'either in the grid or as their number.'
       )
     seen.add(name)
+  parsed = {}
+  for fields, changed in runs[::seeds]:
+    point = parsed[run_name(fields, changed.seed)] = training.parse(changed)
+    point.check_metric(metric, 'the sweep ranks by')
+  refuse_alike('grid', parsed)
   for _, changed in runs[::seeds]:
-    training.parse(changed).check_metric(metric, 'the sweep ranks by')
     training.Run.create(changed)
   return runs
+
+
+def refuse_alike(
+    what: str, configs: Mapping[str, training.RunConfig]
+) -> None:
+  """Raises ValueError if two configs that should differ train alike.
+
+  Phases that are not run, and arguments that a phase's algorithm ignores, are
+  no difference.
+
+  Args:
+    what: Argument that names the configs, for the error message.
+    configs: Parsed configs, by name.
+  """
+  seen: list[tuple[str, training.RunConfig]] = []
+  for name, config in configs.items():
+    used = dataclasses.replace(config, phases=tuple(
+        dataclasses.replace(phase, algorithm={
+            key: phase.algorithm[key] for key in phase.resolved_algorithm(None)
+        })
+        for phase in config.phases
+    ))
+    for other, trained in seen:
+      if trained == used:
+        raise ValueError(
+            f'{what} has {other!r} and {name!r}, which train alike; change '
+            'fields that a phase of phases.order uses.'
+        )
+    seen.append((name, used))
 
 
 def train(config: Any, workdir: pathlib.Path) -> dict[str, float]:

@@ -120,7 +120,7 @@ def measure_step(run: Run) -> float:
   phase = run.plan.phases[0]
   shape = phase.batch_size, phase.length
   tokens = jax.random.randint(
-      jax.random.key(0), shape, 0, run.model.config.vocab_size
+      jax.random.key(0), shape, 0, run.model.config.vocab_size, jnp.int32
   )
   batch = Batch(tokens, tokens, jnp.ones(shape, jnp.float32))
   state = initial_state.create(run.programs)

@@ -23,6 +23,7 @@ _LONGEST_LINE = 1 << 26  # Bytes of a line of JSON.
 _LARGEST_BATCH = 1 << 28  # Bytes of the rows of a Parquet file that are held.
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3  # Types of messages of Arrow.
 _LARGEST_RATIO = 1000  # Text is compressed to a tenth, and rarely a hundredth.
+_FIELDS = 5  # Named of a line that has no text.
 _FEW = 1000  # Documents before the share of faults is checked.
 
 COMPRESSIONS = ('.gz', '.zst')
@@ -90,8 +91,8 @@ def check_faults(
     at = f', the last at {item.where}' if item else ''
     raise ValueError(
         f'{bad} of {total} documents are faulty ({counts}{at}), more than'
-        f' max_faults={max_faults} allows; repair the input or raise'
-        ' max_faults.'
+        f' max_faults={max_faults} allows; repair the input, set field to the'
+        ' one with the text, or raise max_faults.'
     )
 
 
@@ -161,8 +162,12 @@ class _Zstandard(io.RawIOBase):
 
 def check_text(value: object, where: str) -> Iterator[Piece | Skipped]:
   """Yields the value of a text field, or the reason to skip the document."""
-  if not isinstance(value, str):
+  if value is None:
     yield Skipped('text is missing', where)
+  elif not isinstance(value, str):
+    kind = type(value).__name__
+    article = 'an' if kind[0] in 'aeiou' else 'a'
+    yield Skipped(f'text is {article} {kind}', where)
   elif not value.strip():
     yield Skipped(EMPTY, where)
   else:
@@ -230,6 +235,10 @@ def read_json_lines(
         yield Skipped('not JSON', where)
       else:
         if isinstance(fields, dict):
+          if fields and field not in fields:
+            found = ', '.join(list(fields)[:_FIELDS])
+            more = ' and more' if len(fields) > _FIELDS else ''
+            where += f', which has {found:.200}{more}'
           yield from check_text(fields.get(field), where)
         else:
           yield Skipped('not a JSON object', where)

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 import concurrent.futures
+import concurrent.futures.process
 import multiprocessing
 import os
 from pathlib import Path
@@ -114,6 +115,10 @@ def encode_batches(
 
   Yields:
     Batches (without pieces) and their results, in order.
+
+  Raises:
+    ChildProcessError: a process has ended, for example because it imports a
+      script that prepares again.
   """
   if workers == 1:
     encode = Encoder(tokenizer_files.load_tokenizer(tokenizer_path))
@@ -141,6 +146,13 @@ def encode_batches(
       while pending:
         waiting, future = pending.popleft()
         yield waiting, future.result()
+    except concurrent.futures.process.BrokenProcessPool as error:
+      raise ChildProcessError(
+          f'one of workers={workers} processes has ended. In a script, prepare '
+          "under `if __name__ == '__main__':`, as each process imports the "
+          'script; else free memory, or give workers=1: the same call then '
+          'continues.'
+      ) from error
     finally:
       for _, future in pending:
         future.cancel()

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 from pathlib import Path
 import re
@@ -24,6 +25,9 @@ from spdf_jax import extras
 from spdf_jax import names
 from spdf_jax.files import is_url
 
+logger = logging.getLogger('spdf_jax')
+
+_NAMED = 3  # Files of an input that are named, of those that are not read.
 _HUB = 'hf:'  # Beginning of an input that names a dataset, not a file.
 _SAMPLES, _SAMPLE = 256, 1 << 16  # Number and bytes that identify a file.
 
@@ -85,14 +89,27 @@ def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
         ' of one, e.g. its subfolder train.'
     )
   if path.is_dir() and not (path / 'state.json').exists():
-    found = sorted(
-        file for file in path.rglob('*') if _suffix(file) in _READERS
-        and file.is_file()
-    )
+    every = sorted(file for file in path.rglob('*') if file.is_file())
+    found = [file for file in every if _suffix(file) in _READERS]
     if not found:
       raise ValueError(
           f'input={str(path)!r} holds no file with text; give files with one of'
           f' the suffixes {", ".join(sorted(_READERS))}.'
+      )
+    if not all(map(is_text, found)):  # A card describes the rows beside it.
+      found = [file for file in found if file.name.lower() != 'readme.md']
+    kept = set(found)
+    left = [file.relative_to(path) for file in every if file not in kept]
+    left = [file for file in left if not any(
+        part.startswith('.') for part in file.parts
+    )]
+    if left:
+      some = ', '.join(file.as_posix() for file in left[:_NAMED])
+      more = f' and {len(left) - _NAMED} more' if len(left) > _NAMED else ''
+      logger.warning(
+          'input=%r: %s%s are not read: documents are in %s, and a README.md '
+          'beside rows is none', str(path), some, more,
+          ', '.join(sorted(_READERS)),
       )
     return found
   if not path.exists():

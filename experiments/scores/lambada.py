@@ -12,6 +12,7 @@ from spdf_jax import evaluation
 from spdf_jax import names
 from spdf_jax.data import special_tokens
 from spdf_jax.data import Tokenizer
+from spdf_jax.data.tasks import files as task_files
 from spdf_jax.evaluation import Continuation
 
 
@@ -37,7 +38,7 @@ def read_lambada(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
     [('Say', 'hello')]
   """
   passages = []
-  lines = Path(path).read_text('utf-8').split('\n')
+  lines = task_files.read_text(Path(path)).split('\n')
   for number, line in enumerate(lines, start=1):
     if not line.strip():
       continue

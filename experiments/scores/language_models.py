@@ -137,6 +137,9 @@ def _task_of(checkpoint: pathlib.Path, config: Any) -> str:
 def open_hf(directory: str) -> LanguageModel:
   """Opens a model of transformers with the tokenizer of its directory.
 
+  Text that spells a special token is encoded as that token, as transformers
+  does.
+
   Args:
     directory: Directory that `interop.load_hf` can read, with the files of a
       tokenizer. A compact export is opened by `open_listed`.
@@ -150,7 +153,7 @@ def open_hf(directory: str) -> LanguageModel:
   if _is_compact(pathlib.Path(directory)):
     return open_listed(directory)
   found = interop.load_hf(directory)
-  tokenizer = data.open_tokenizer(pathlib.Path(directory))
+  tokenizer = _as_transformers(data.open_tokenizer(pathlib.Path(directory)))
   return LanguageModel(
       str(directory), models.model_of(found.config),
       jax.tree.map(jnp.asarray, found.params), tokenizer,
@@ -192,7 +195,7 @@ def open_listed(
   directory, run = pathlib.Path(source), None
   on_cpu = jax.default_backend() == 'cpu'
   if _is_hf(directory):
-    reader = data.open_tokenizer(tokenizer or directory)
+    reader = _as_transformers(data.open_tokenizer(tokenizer or directory))
     if on_cpu and _is_compact(directory):
       config, params, mask = interop.load_listed(directory, dtype=dtype)
     else:
@@ -232,6 +235,13 @@ def open_listed(
       source, models.model_of(config), jax.tree.map(jnp.asarray, params),
       reader, run and run.config, run.task if run else '',
   )
+
+
+def _as_transformers(tokenizer: data.Tokenizer) -> data.Tokenizer:
+  """Returns a tokenizer that encodes special tokens as transformers does."""
+  if isinstance(tokenizer, data.LibraryTokenizer):
+    return data.with_special_tokens(tokenizer)
+  return tokenizer
 
 
 def _tokenizer(

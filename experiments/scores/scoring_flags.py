@@ -25,8 +25,8 @@ _LIMIT = flags.DEFINE_integer(
 )
 _SPECIAL_TOKENS = flags.DEFINE_bool(
     'special_tokens', False,
-    'Encode text that spells a special token as that token, as transformers '
-    'does, not as text.',
+    'Encode text that spells a special token as that token, not as text, also '
+    'for a run; as transformers, a Hugging Face directory always does.',
 )
 _METEOR_JAR = flags.DEFINE_string(
     'meteor_jar', None, 'Path of meteor-1.5.jar; without it METEOR is omitted.'

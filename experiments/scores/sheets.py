@@ -44,7 +44,8 @@ class Settings:
     meteor_jar: Path of `meteor-1.5.jar`; `None`: no METEOR.
     generations: Folder for the answers; `None`: answers are not stored.
     special_tokens: Whether text that spells a special token is encoded as that
-      token, see `data.with_special_tokens`; the notes of the scores say so.
+      token, see `data.with_special_tokens`, as it always is for a Hugging Face
+      directory; the notes of the scores say so.
   """
 
   search: str = 'hu2021'

@@ -19,6 +19,7 @@ from spdf_jax import evaluation
 from spdf_jax import extras
 from spdf_jax import names
 from spdf_jax.data import special_tokens
+from spdf_jax.data.tasks import files as task_files
 
 logger = logging.getLogger('spdf_jax')
 
@@ -164,12 +165,13 @@ def score_task(
   score = _scorer(name)
   _check(model, name, settings)
   # The corpus of a run is already encoded.
-  if not settings.special_tokens or name == 'validation':
+  if settings.special_tokens and name != 'validation':
+    model = dataclasses.replace(
+        model, tokenizer=data.with_special_tokens(model.tokenizer)
+    )
+  if not getattr(model.tokenizer, 'special_tokens', False):
     yield from score(model, name, path, settings)
     return
-  model = dataclasses.replace(
-      model, tokenizer=data.with_special_tokens(model.tokenizer)
-  )
   for found in score(model, name, path, settings):
     yield found._replace(note=f'{found.note}; special tokens'.lstrip('; '))
 
@@ -227,7 +229,8 @@ def _lambada(
 def _wikitext(
     model: LanguageModel, name: str, path: str, settings: Settings
 ) -> Iterator[Score]:
-  lines = pathlib.Path(path).read_text('utf-8').splitlines(keepends=True)
+  text = task_files.read_text(pathlib.Path(path)).replace('\r\n', '\n')
+  lines = text.splitlines(keepends=True)
   found = wikitext.adjusted_perplexity(
       model.subject, ''.join(lines[:settings.limit])
   )

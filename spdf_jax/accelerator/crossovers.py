@@ -144,7 +144,7 @@ def measure_crossover(
   side = BLOCK if in_blocks else 1
   blocks = w.shape[0] // side, w.shape[1] // side
   masks = [
-      jax.random.bernoulli(keys[3], 1 - sparsity, blocks)
+      jax.random.bernoulli(keys[3], jnp.float32(1 - sparsity), blocks)
       .repeat(side, 0).repeat(side, 1)
       for sparsity in _SPARSITIES
   ]

@@ -161,6 +161,48 @@ def read_special_tokens(
   return SpecialTokens(begin, adds and begin is not None, ends)
 
 
+def named_tokens(folder: Path) -> list[str]:
+  """Returns the tokens that the files beside a tokenizer name as special.
+
+  Args:
+    folder: Folder with `tokenizer_config.json` and `special_tokens_map.json`,
+      of which any may be missing.
+
+  Returns:
+    The texts of the tokens, which transformers adds to a tokenizer that does
+    not list them itself.
+
+  Raises:
+    ValueError: a file is not a JSON object.
+
+  Example:
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / 'tokenizer_config.json').write_text(
+    ...     '{"unk_token": "<unk>", "add_bos_token": true}')
+    >>> named_tokens(folder)
+    ['<unk>']
+  """
+  found: list[Any] = []
+  for name in ('tokenizer_config.json', 'special_tokens_map.json'):
+    if not (folder / name).exists():
+      continue
+    for key, value in files.read_object(
+        folder / name, 'fetch it again.'
+    ).items():
+      if key == 'added_tokens_decoder' and isinstance(value, Mapping):
+        found += [
+            each for each in value.values()
+            if isinstance(each, Mapping) and each.get('special')
+        ]
+      elif key.endswith('_special_tokens'):  # A list, or of names.
+        found += value.values() if isinstance(value, Mapping) else value or ()
+      elif key.endswith('_token'):
+        found.append(value)
+  texts = map(_text_of, found)
+  return list(dict.fromkeys(text for text in texts if text))
+
+
 def _text_of(token: Any) -> str | None:
   """Returns the text of a token, which may be an object with its content."""
   if isinstance(token, Mapping):

@@ -100,7 +100,8 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     path: A `tokenizer.json` of the library `tokenizers` or of `save_tokenizer`,
       a sentencepiece `.model`, or a folder with one of them or with GPT-2's
       `vocab.json` and `merges.txt` (also `encoder.json` and `vocab.bpe`). Of a
-      folder, the special tokens of the configs beside the tokenizer are used.
+      folder, the special tokens of the configs beside the tokenizer are used,
+      as far as they are in its vocabulary.
 
   Returns:
     The tokenizer. A GPT-2 tokenizer has one fingerprint in all these formats.
@@ -128,7 +129,7 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
       return _stated(
           tokenizers.sentencepiece_tokenizer(path.read_bytes()), folder
       )
-    text = path.read_bytes().decode('utf-8')
+    text = path.read_bytes().decode('utf-8-sig')
     fields = json.loads(text)
     if 'kind' in fields:
       return load_tokenizer(path)
@@ -140,7 +141,9 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
       ]
       vocabulary = _full_vocabulary(fields)
       return _stated(tokenizers.bpe_from_parts(vocabulary, merges), folder)
-    return tokenizers.library_tokenizer(text, _stated_by(text, folder))
+    return _with_named(
+        tokenizers.library_tokenizer(text, _stated_by(text, folder)), folder
+    )
   except (
       ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError
   ) as error:
@@ -185,7 +188,26 @@ def _stated(tokenizer: Any, folder: Path | None) -> Tokenizer:
   # A beginning that is also the end needs no record, as in GPT-2.
   begin = None if found.begin in ends and not found.adds_begin else found.begin
   stated = SpecialTokens(begin, found.adds_begin, ends)
-  return tokenizer if stated == plain else _with_special(tokenizer, stated)
+  if stated != plain:
+    tokenizer = _with_special(tokenizer, stated)
+  return _with_named(tokenizer, folder)
+
+
+def _with_named(tokenizer: Tokenizer, folder: Path | None) -> Tokenizer:
+  """Adds the special tokens that only the files beside a tokenizer name."""
+  if folder is None or not isinstance(tokenizer, tokenizers.LibraryTokenizer):
+    return tokenizer
+  model = tokenizer.model
+  known = {token.content for token in model.get_added_tokens_decoder().values()}
+  missing = [
+      text for text in special_tokens.named_tokens(folder)
+      if text not in known and model.token_to_id(text) is not None
+  ]
+  if not missing:
+    return tokenizer
+  model.add_special_tokens(missing)
+  # Vocabulary and merges alone no longer determine it.
+  return dataclasses.replace(tokenizer, kind='tokenizers')
 
 
 def _stated_by(text: str, folder: Path | None) -> SpecialTokens:
@@ -319,7 +341,7 @@ def _file_in(folder: Path) -> Path:
 def _read_vocabulary(path: Path) -> Tokenizer:
   vocab = json.loads(path.read_bytes())
   text = (path.parent / dict(_VOCABULARIES)[path.name]).read_bytes()
-  lines = text.decode('utf-8').split('\n')
+  lines = text.decode('utf-8-sig').split('\n')
   merges = [
       line.split(' ') for line in lines
       if line.strip() and not line.startswith('#version')

@@ -13,6 +13,7 @@ from spdf_jax.data import Tokenizer
 from spdf_jax.evaluation import decoders
 from spdf_jax.evaluation import prompt_batches
 from spdf_jax.evaluation.decoders import Decoder
+from spdf_jax.sparsity import masks
 
 PyTree = Any
 Choose = Callable[[jax.Array, jax.Array], jax.Array]
@@ -155,8 +156,7 @@ def generate(
     >>> [len(tokens) <= 4 for tokens in found]
     [True, True]
   """
-  if isinstance(key, (int, np.integer)):
-    key = jax.random.key(key)
+  key = masks.typed_key(key)
   generations: list[list[int]] = [[] for _ in prompts]
   for batch in prompt_batches.batches(
       prompts, max_new_tokens, batch_size, length,
@@ -282,8 +282,7 @@ def stream(
   (batch,) = prompt_batches.batches(
       [prompt], max_new_tokens, 1, length, decoders.vocab_size_of(decoder)
   )
-  if isinstance(key, (int, np.integer)):
-    key = jax.random.key(key)
+  key = masks.typed_key(key)
   key = jax.random.fold_in(key, 0)  # `generate` folds in the prompt's number.
   cache = _fill(decoder, batch.prompt_length, params, batch.tokens_BxL)
   token = jnp.int32(prompt[-1])
@@ -309,7 +308,9 @@ def decode_stream(
 
   Yields:
     A text for each token, `''` while a character is incomplete, and at the end
-    any rest; their concatenation is the text of all tokens.
+    any rest. Their concatenation is the text of all tokens, if these are valid
+    UTF-8: where tokens are bytes of an invalid run, as of Llama 2, the library
+    replaces also the characters before them in the run, which are yielded.
 
   Example:
     >>> from spdf_jax.data import ByteTokenizer

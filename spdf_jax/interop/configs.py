@@ -2,7 +2,6 @@
 """Reader and writer of a model's config.json, with checked types."""
 
 from collections.abc import Callable, Mapping
-import functools
 import logging
 import reprlib
 from typing import Any, TypeVar
@@ -53,6 +52,8 @@ The names of the types are equal, except that `default` is our `none`."""
 
 def read_config(fields: Fields) -> GPTConfig | LlamaConfig:
   """Reads the fields of a config.json, as transformers 4 and 5 write them.
+
+  A field that is missing has its default in transformers.
 
   Args:
     fields: Fields of the file.
@@ -232,6 +233,7 @@ def _read_llama(
 
 
 def _read_mistral(fields: Fields) -> LlamaConfig:
+  fields = {'num_key_value_heads': 8, 'sliding_window': 4096} | dict(fields)
   length = _size(fields, 'max_position_embeddings')
   window = _size(fields, 'sliding_window', length)
   if window < length:
@@ -241,6 +243,16 @@ def _read_mistral(fields: Fields) -> LlamaConfig:
         f'{window} tokens it is the same, so lower max_position_embeddings'
     )
   return _read_llama(fields, {'hidden_act': 'silu'})
+
+
+def _read_qwen2(fields: Fields) -> LlamaConfig:
+  fields = {'num_key_value_heads': 32} | dict(fields)
+  return _read_llama(fields, _QWEN2_OPTIONS, qkv_bias=True)
+
+
+def _read_qwen3(fields: Fields) -> LlamaConfig:
+  fields = {'num_key_value_heads': 32, 'head_dim': 128} | dict(fields)
+  return _read_llama(fields, _QWEN3_OPTIONS, qk_norm=True)
 
 
 def _read_rotary(fields: Fields) -> dict[str, Any]:
@@ -334,12 +346,8 @@ _READERS: dict[str, Callable[[Fields], GPTConfig | LlamaConfig]] = {
     'gpt2': _read_gpt,
     'llama': _read_llama,
     'mistral': _read_mistral,
-    'qwen2': functools.partial(
-        _read_llama, options=_QWEN2_OPTIONS, qkv_bias=True
-    ),
-    'qwen3': functools.partial(
-        _read_llama, options=_QWEN3_OPTIONS, qk_norm=True
-    ),
+    'qwen2': _read_qwen2,
+    'qwen3': _read_qwen3,
 }
 
 

@@ -67,7 +67,8 @@ def create_adapters(
 
   def create(w, leaf_key):
     depth, inputs, outputs = w.shape
-    a = jax.random.normal(leaf_key, (depth, inputs, rank)) / inputs**0.5
+    a = jax.random.normal(leaf_key, (depth, inputs, rank), jnp.float32)
+    a = a / inputs**0.5
     return Adapter(
         a.astype(w.dtype), jnp.zeros((depth, rank, outputs), w.dtype)
     )
@@ -194,8 +195,7 @@ def lora(
   like_params.check_optimizer('inner', inner)
   inner = optax.with_extra_args_support(inner)
   where = _selector(where)
-  if isinstance(key, int):
-    key = jax.random.key(key)
+  key = masks.typed_key(key)
 
   def init_fn(params):
     adapters = create_adapters(key, params, rank, where=where)

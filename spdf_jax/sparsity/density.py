@@ -63,7 +63,7 @@ def scale_by_density(
 
   Raises:
     ValueError: a number is out of its range; on `update`, if it is not inside
-      `sparsify`.
+      `sparsify`, or `where` is not that of `sparsify`.
 
   References:
     Dey et al., `Sparse maximal update parameterization
@@ -127,7 +127,8 @@ def scale_init(
     The parameters.
 
   Raises:
-    ValueError: a number is out of its range, or a layer keeps no weight.
+    ValueError: a number is out of its range, a layer keeps no weight, or
+      `where` is not that of `sparsify`.
 
   References:
     Dey et al., `Sparse maximal update parameterization
@@ -195,9 +196,14 @@ def _factors(
   else:
     axes = selection.select(where or selectors.hidden_matrices, params)
 
-  def factor(m, a):
+  def factor(name, m, a):
     if m is None:
       return None
+    if a is None and not isinstance(m, PackedMask):
+      raise ValueError(
+          f'where selects no matrix in {name!r}, which sparsify prunes; give '
+          'both the same where.'
+      )
     if base_density is None:
       return jnp.float32(1 / width_multiplier)
     if isinstance(m, PackedMask):
@@ -212,4 +218,4 @@ def _factors(
     base_kept = base_density * size / width_multiplier
     return base_kept / jnp.maximum(kept, 1).astype(jnp.float32)
 
-  return [factor(m, a) for m, a in zip(leaves, axes)]
+  return list(map(factor, trees.by_name(params), leaves, axes))

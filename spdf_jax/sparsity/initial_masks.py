@@ -308,10 +308,10 @@ def saliency(
     overflows float32, divide the outputs of layers by constants: in a chain of
     layers these do not change the ranking.
 
-  In the papers all layers are one group: `distribution='model_wide'`. Layers
-  may then become empty; `'uniform'` prevents it. The mask is computed in each
-  call of `init` of the optimizer, also under `jax.jit`, from the parameters
-  given here, which the algorithm keeps in memory.
+  In the papers all layers are one group: `distribution='model_wide'`. A layer
+  may then keep a single weight; `'uniform'` prevents it. The mask is computed
+  in each call of `init` of the optimizer, also under `jax.jit`, from the
+  parameters given here, which the algorithm keeps in memory.
 
   Args:
     score: Name of a score, or `(weights, grads) -> scores` of trees with `None`
@@ -320,11 +320,13 @@ def saliency(
     params: The initial parameters, all of them.
     batch: Batch for `loss_fn`: several examples of every class, or some
       sequences.
-    where: The `where` given to `sparsify`.
+    where: The `where` given to `sparsify`; in a group of a `partition`, one
+      that selects the leaves of the group.
 
   Returns:
     `(key, params, sparsities) -> mask`, for `init=` of any algorithm. It raises
-    ValueError where scores are not finite or have a wrong shape.
+    ValueError where scores are not finite or have a wrong shape, or the leaves
+    of the algorithm are others.
 
   Raises:
     ValueError: the score is unknown.
@@ -369,6 +371,7 @@ def saliency(
     # `optax.tree.map_params` passes an empty tree as a placeholder.
     if not jax.tree.leaves(layers):
       return layers
+    _check_layers(layers, jax.eval_shape(as_layers, params))
     weights = selection.selected(params, params, axes)
     # The sparsities of rounds before the last may be others than n of m has.
     unchecked = structure._replace(check=lambda sparsity: None)
@@ -428,6 +431,21 @@ def _merged(weights: PyTree, params: PyTree) -> PyTree:
   return jax.tree.map(
       lambda w, p: p if w is None else w, weights, params, is_leaf=_is_none
   )
+
+
+def _check_layers(layers: PyTree, scored: PyTree) -> None:
+  given, ours = (
+      {name: tuple(x.shape) for name, x in trees.by_name(tree).items()}
+      for tree in (layers, scored)
+  )
+  for name in given.keys() | ours.keys():
+    if given.get(name) != ours.get(name):
+      raise ValueError(
+          f'where of saliency selects {ours.get(name, "nothing")} in {name!r}, '
+          f'and the algorithm prunes {given.get(name, "nothing")} there; give '
+          'saliency the where of sparsify, and in a group of a partition one '
+          'that selects the leaves of the group.'
+      )
 
 
 def _check_shapes(scores: PyTree, weights: PyTree) -> None:

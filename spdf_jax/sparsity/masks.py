@@ -10,6 +10,7 @@ stacked (scanned) layers are ranked separately.
 from collections.abc import Callable
 import functools
 import math
+import operator
 from typing import Any
 import zlib
 
@@ -77,7 +78,7 @@ def _random(
   if isinstance(sparsity, ModelWide):
     bits = jax.tree.map(
         lambda p, leaf_key: jax.random.bits(
-            leaf_key, _unit_scores_shape(structure, p.shape)
+            leaf_key, _unit_scores_shape(structure, p.shape), jnp.uint32
         ),
         params, leaf_keys(key, params),
     )
@@ -266,6 +267,30 @@ def _as_layers(shape: tuple[int, ...]) -> tuple[int, int, int]:
   shape = (1,) * (2 - len(shape)) + tuple(shape)
   inputs, outputs = shape[-2:]
   return math.prod(shape[:-2]), inputs, outputs
+
+
+def typed_key(key: int | jax.Array) -> jax.Array:
+  """Returns the typed key of a seed; a typed key is returned as it is.
+
+  Raises:
+    TypeError: `key` is something else, such as a bool or a float.
+
+  Example:
+    >>> typed_key(0).dtype == typed_key(jax.random.key(0)).dtype
+    True
+  """
+  if isinstance(key, jax.Array) and jnp.issubdtype(
+      key.dtype, jax.dtypes.prng_key
+  ):
+    return key
+  try:
+    if isinstance(key, bool):
+      raise TypeError
+    return jax.random.key(operator.index(key))
+  except TypeError:
+    raise TypeError(
+        f'key is {key!r:.80}; give an int or a typed key, jax.random.key(0).'
+    ) from None
 
 
 def leaf_keys(key: jax.Array | None, tree: PyTree) -> PyTree:

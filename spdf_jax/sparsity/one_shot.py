@@ -88,7 +88,7 @@ def wanda() -> Pruner:
   """
   def prune(w, statistics, sparsity):
     _check_finite(statistics)
-    scores = jnp.abs(w) * jnp.sqrt(statistics)[:, None]
+    scores = jnp.abs(w).astype(_computed(w)) * jnp.sqrt(statistics)[:, None]
     structure, n, group = _groups(w, sparsity)
     if group < len(w):
       mask = _keep(scores, structure, n)
@@ -99,7 +99,10 @@ def wanda() -> Pruner:
       mask = topk.keep_largest(scores.T[:, None], kept)[:, 0].T
     return jnp.where(mask, w, 0), mask
 
-  return Pruner(lambda x, total=0: total + jnp.sum(x**2, axis=0), prune)
+  return Pruner(
+      lambda x, total=0: total + jnp.sum(x.astype(_computed(x))**2, axis=0),
+      prune,
+  )
 
 
 def sparsegpt(*, block_size: int = 128, damping: float = 0.01) -> Pruner:
@@ -113,8 +116,9 @@ def sparsegpt(*, block_size: int = 128, damping: float = 0.01) -> Pruner:
   output with N:M; the error of each pruned weight is compensated by the weights
   of the inputs after it. Weights of inputs that are always zero become zero.
 
-  If the damped Hessian has no Cholesky factor in the dtype of the weights, the
-  damping is multiplied by ten until it has, with a warning.
+  All is computed in float32, or float64 where weights or inputs are. If the
+  damped Hessian has no Cholesky factor in that dtype, the damping is multiplied
+  by ten until it has, with a warning.
 
   Args:
     block_size: Number of inputs whose mask is chosen at a time.
@@ -147,7 +151,7 @@ def sparsegpt(*, block_size: int = 128, damping: float = 0.01) -> Pruner:
     structure, n, group = _groups(w, sparsity)
     _check_finite(statistics)
     # A copy, since the factor takes its place.
-    statistics = jnp.array(statistics, w.dtype)
+    statistics = jnp.array(statistics, _computed(w))
     grouped = group < len(w)
     size = min(block_size, len(w))
     if grouped:
@@ -158,13 +162,14 @@ def sparsegpt(*, block_size: int = 128, damping: float = 0.01) -> Pruner:
     kept = np.where(grouped, n, np.diff(ends) - pruned).astype(np.int32)
     dead = jnp.diag(statistics) == 0
     lower = _damped_factor(statistics, damping)
-    return _surgeon(
-        w, lower, dead, kept,
+    found, mask = _surgeon(
+        w.astype(lower.dtype), lower, dead, kept,
         structure=structure, size=size, group=group if grouped else size,
     )
+    return found.astype(w.dtype), mask
 
   def statistics(x, total=0):
-    inputs = x.shape[1]
+    inputs, x = x.shape[1], x.astype(_computed(x))
     total = jnp.broadcast_to(jnp.asarray(total, x.dtype), (inputs, inputs))
 
     def add(start, size, total):
@@ -186,6 +191,11 @@ def sparsegpt(*, block_size: int = 128, damping: float = 0.01) -> Pruner:
 
 PRUNERS = {'magnitude': magnitude, 'sparsegpt': sparsegpt, 'wanda': wanda}
 """Functions that return a pruner, by name."""
+
+
+def _computed(x: jax.Array) -> jax.typing.DTypeLike:
+  """Returns the dtype of computations: that of an array, or float32."""
+  return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def _groups(w: jax.Array, sparsity: Sparsity) -> tuple[Structure, int, int]:

@@ -67,7 +67,7 @@ def reset_state(
     3 2.0
   """
   like_params.check_optimizer('inner', inner)
-  schedules.check_boundaries(boundaries)
+  boundaries = schedules.check_boundaries(boundaries)
   inner = optax.with_extra_args_support(inner)
   table = np.asarray(boundaries, np.int32)
 

@@ -146,7 +146,7 @@ def rewind_weights(
   """
   like_params.check_optimizer('tx', tx)
   tx = optax.with_extra_args_support(tx)
-  schedules.check_boundaries(boundaries)
+  boundaries = schedules.check_boundaries(boundaries)
   schedules.check_steps('snapshot_at', snapshot_at, 0)
   rewinds = np.asarray(boundaries, np.int32)
   if not rewinds.size or snapshot_at >= rewinds[0]:

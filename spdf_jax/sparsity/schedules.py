@@ -373,7 +373,10 @@ def update_times(
       )
     with jax.ensure_compile_time_eval():
       listed = [t for t in range(first, stop + 1) if bool(every(t))]
-  elif hasattr(every, '__iter__') and not isinstance(every, str):
+  elif (
+      hasattr(every, '__iter__') and not isinstance(every, str)
+      and getattr(every, 'ndim', True)  # 0 of an array with one number.
+  ):
     first = check_steps('update_from', 0 if start is None else start, 0)
     listed = [check_steps('a step in update_every', t, 0) for t in every]
     for before, after in zip(listed, listed[1:]):
@@ -445,10 +448,12 @@ def check_steps(name: str, value: Any, least: int) -> int:
   return number
 
 
-def check_boundaries(boundaries: Sequence[int]) -> None:
-  """Raises ValueError unless boundaries are increasing int32 steps >= 0."""
+def check_boundaries(boundaries: Sequence[int]) -> list[int]:
+  """Returns boundaries as ints, or raises unless they increase from 0 or more.
+  """
   steps = [check_steps('a step in boundaries', b, 0) for b in boundaries]
   if any(b <= a for a, b in zip(steps, steps[1:])):
     raise ValueError(
         f'boundaries are {steps}; give increasing steps, each one once.'
     )
+  return steps

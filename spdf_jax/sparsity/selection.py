@@ -7,6 +7,7 @@ import fnmatch
 import functools
 import logging
 import math
+import operator
 import re
 from typing import Any, NamedTuple, TypeAlias
 
@@ -75,9 +76,15 @@ def _normalize(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
         f'where returned {axes!r:.80} for {path or "the array"}; return a bool '
         f'or spdf_jax.MatrixAxes{hint}.'
     )
-  normal = MatrixAxes(*(
-      tuple(a + ndim if a < 0 else a for a in _as_tuple(x)) for x in axes
-  ))
+  try:
+    normal = MatrixAxes(*(
+        tuple(a + ndim if a < 0 else a for a in _as_tuple(x)) for x in axes
+    ))
+  except TypeError as error:
+    raise ValueError(
+        f'where gives the axes {tuple(axes)} for {path or "the array"}; give '
+        'an int, or a tuple of ints, for each.'
+    ) from error
   reduction, output, kernel = map(_as_tuple, normal)
   named = reduction + output
   distinct = set(named) & set(range(ndim))
@@ -97,7 +104,10 @@ def _normalize(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
 
 
 def _as_tuple(axis: Any) -> tuple[int, ...]:
-  return (axis,) if isinstance(axis, int) else tuple(axis)
+  try:
+    return (operator.index(axis),)
+  except TypeError:
+    return tuple(map(operator.index, axis))
 
 
 def selected(

@@ -271,7 +271,7 @@ def stacked(where: Selector = hidden_matrices, axis: int = 0) -> Selector:
     if inside is True:
       return MatrixAxes(tuple(outer[-2:-1]), tuple(outer[-1:]))
     return MatrixAxes(*(
-        tuple(outer[i] for i in ((at,) if isinstance(at, int) else at))
+        tuple(outer[i] for i in (at if isinstance(at, tuple) else (at,)))
         for at in inside
     ))
 

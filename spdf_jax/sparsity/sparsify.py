@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from spdf_jax.sparsity import age
@@ -133,12 +132,11 @@ def sparsify(
     >>> int((params['w'] == 0).sum())
     12
   """
-  _check_types(inner, algorithm, key, revive)
+  _check_types(inner, algorithm, revive)
   where = selectors.hidden_matrices if where is None else where
   selection.selector_of(where)
   inner = optax.with_extra_args_support(inner)
-  if isinstance(key, (int, np.integer)):
-    key = jax.random.key(key)
+  key = masks.typed_key(key)
 
   def _fitted(params, axes):
     kernels = selection.kernel_sizes(params, axes)
@@ -328,20 +326,13 @@ def _map_state(
   return trees.auto_axes(in_layers, like)(state, *given)
 
 
-def _check_types(inner: Any, algorithm: Any, key: Any, revive: Any) -> None:
+def _check_types(inner: Any, algorithm: Any, revive: Any) -> None:
   """Raises TypeError for arguments of wrong types."""
   like_params.check_optimizer('inner', inner)
   if not isinstance(algorithm, Algorithm):
     raise TypeError(
         f'algorithm is {algorithm!r:.80}; give an algorithm, e.g. '
         'static(0.75).'
-    )
-  dtype = getattr(key, 'dtype', None)
-  if not isinstance(key, (int, np.integer)) and not (
-      dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-  ):
-    raise TypeError(
-        f'key is {key!r:.80}; give an int or a typed key, jax.random.key(0).'
     )
   if revive is not None and not callable(revive):
     raise TypeError(

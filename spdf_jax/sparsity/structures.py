@@ -8,6 +8,7 @@ groups, which are ranked together and have one count.
 
 from collections.abc import Callable, Mapping
 import math
+import operator
 import re
 from typing import Any, NamedTuple
 
@@ -96,8 +97,7 @@ def n_of_m(n: int, m: int, axis: str = 'inputs') -> Structure:
     (32, 4, 1)
   """
   _check_axis(axis)
-  _check_size('n', n)
-  _check_size('m', m)
+  n, m = _size('n', n), _size('m', m)
   if n >= m:
     raise ValueError(f'n is {n} and m is {m}; keep fewer than m of m weights.')
   fraction = 1 - n / m
@@ -138,7 +138,7 @@ def balanced(groups: int | None, axis: str = 'outputs') -> Structure:
   """
   _check_axis(axis)
   if groups is not None:
-    _check_size('groups', groups)
+    groups = _size('groups', groups)
 
   def groups_of(shape):
     number = shape[_AXES[axis]] if groups is None else groups
@@ -172,8 +172,7 @@ def block(inputs: int, outputs: int, balanced: bool = False) -> Structure:
     >>> block(4, 4, balanced=True).unit_shape((2, 8, 16))
     (8, 2, 1)
   """
-  _check_size('inputs', inputs)
-  _check_size('outputs', outputs)
+  inputs, outputs = _size('inputs', inputs), _size('outputs', outputs)
   blocks = _blocks(
       lambda shape: (inputs, outputs), f'block({inputs}, {outputs})'
   )
@@ -302,9 +301,15 @@ def _check_axis(axis: str) -> None:
     raise ValueError(f"axis is {axis!r}; give 'inputs' or 'outputs'.")
 
 
-def _check_size(name: str, size: int) -> None:
-  if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+def _size(name: str, size: int) -> int:
+  """Returns a size as an int, or raises."""
+  try:
+    number = operator.index(size)
+  except TypeError:
+    number = 0
+  if isinstance(size, bool) or number < 1:
     raise ValueError(f'{name} is {size!r}; give an int, 1 or more.')
+  return number
 
 
 def _divide(shape: Shape, axis: str, by: int, name: str) -> int:

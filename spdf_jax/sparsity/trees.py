@@ -17,8 +17,9 @@ _IN_VARIABLE = jax.tree_util.GetAttrKey('value')
 def path_name(path: jax.tree_util.KeyPath[Any]) -> str:
   """Returns a leaf's path as a string, e.g. `'h_0/attn/wq/kernel'`.
 
-  An `nnx.Variable` and the array in it have the same path: `nnx.Optimizer`
-  gives variables to `init`, and arrays to `update`.
+  An `nnx.Variable` or a box of Linen, such as `nn.Partitioned`, has the path of
+  the array in it: `nnx.Optimizer` gives variables to `init`, and arrays to
+  `update`.
   """
   if path and path[-1] == _IN_VARIABLE:
     path = path[:-1]
@@ -71,7 +72,7 @@ def matching_leaves(tree: PyTree, params: PyTree) -> list[Any]:
       for path, leaf in jax.tree_util.tree_leaves_with_path(
           tree,
           is_leaf=lambda path, x: (
-              path_parts(path) in known and not _is_variable(x)
+              path_parts(path) in known and not _is_box(x)
           ),
           is_leaf_takes_path=True,
       )
@@ -88,26 +89,29 @@ def matching_leaves(tree: PyTree, params: PyTree) -> list[Any]:
   return [by_path.get(path) for path in paths]
 
 
-def _is_variable(x: Any) -> bool:
-  return hasattr(x, 'get_value') and hasattr(x, 'set_value')
+def _is_box(x: Any) -> bool:
+  """Returns whether a node is an `nnx.Variable` or a box of Linen."""
+  return hasattr(x, 'replace_boxed') or (
+      hasattr(x, 'get_value') and hasattr(x, 'set_value')
+  )
 
 
 def without_empty_variables(tree: PyTree) -> PyTree:
-  """Replaces variables that hold `None` by `None`.
+  """Replaces variables and boxes that hold `None` by `None`.
 
   A mask made of the variables of `nnx.state(model)` holds `None` in those that
   are not sparsified. Functions over the variables of an `nnx.Optimizer`, such
   as one that reads their dtypes, need an array in each.
 
   Args:
-    tree: A tree, with leaves that may be `nnx.Variable`.
+    tree: A tree, with leaves that may be `nnx.Variable` or `nn.Partitioned`.
 
   Returns:
     The tree; variables that hold arrays are unchanged.
   """
   return jax.tree.map(
-      lambda x: None if _is_variable(x) and x.get_value() is None else x,
-      tree, is_leaf=_is_variable,
+      lambda x: None if _is_box(x) and not jax.tree.leaves(x) else x,
+      tree, is_leaf=_is_box,
   )
 
 _is_none = lambda x: x is None

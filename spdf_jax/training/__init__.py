@@ -7,6 +7,7 @@ from spdf_jax.training.checkpoints.identity import MismatchError
 from spdf_jax.training.checkpoints.workdir import find_checkpoint
 from spdf_jax.training.configs.config import parse
 from spdf_jax.training.configs.config import parse_phases
+from spdf_jax.training.configs.config import RunConfig
 from spdf_jax.training.configs.phases import Phase
 from spdf_jax.training.loop.evaluations import Evaluators
 from spdf_jax.training.loop.loop import Interrupted
@@ -32,6 +33,7 @@ __all__ = [
     'Phase',
     'Plan',
     'Run',
+    'RunConfig',
     'TrainState',
     'adamw',
     'create_plan',

@@ -233,6 +233,26 @@ def test_kernels_are_used_from_where_they_are_faster(
   assert wanted - 0.01 < found < wanted or found == wanted == crossovers.NEVER
 
 
+@pytest.mark.parametrize('slower, wanted', [
+    ([0.7], 0.8), ([0.3, 0.6, 0.8], 0.9), ([0.3, 0.95], crossovers.NEVER),
+])
+def test_kernels_that_win_at_some_sparsities_only_are_used_beyond_them(
+    monkeypatch, slower, wanted
+):
+  clock = [0.0]
+  monkeypatch.setattr(crossovers.time, 'perf_counter', lambda: clock[0])
+
+  def finished(results):
+    zeros = 1 - float((jnp.asarray(results[1]) != 0).mean())
+    loses = zeros < 0.1 or any(abs(zeros - s) < 0.02 for s in slower)
+    clock[0] += 2.0 if loses else 1.0
+    return results
+
+  monkeypatch.setattr(jax, 'block_until_ready', finished)
+  found = crossovers.measure_crossover('float32', 64, 64)
+  assert wanted - 0.01 < found < wanted or found == wanted == crossovers.NEVER
+
+
 def test_a_measurement_here_ends_in_a_usable_number():
   found = crossovers.measure_crossover('float32', 64, 64)
   assert 0 < found <= crossovers.NEVER

@@ -207,6 +207,27 @@ def test_functions_named_in_a_checkpoint_are_not_imported(
   assert not (tmp_path / 'ran').exists()
 
 
+def test_functions_of_a_later_phase_are_not_imported(
+    workdir, tmp_path, monkeypatch
+):
+  (tmp_path / 'evil.py').write_text(
+      f'open({str(tmp_path / "ran")!r}, "w")\ndef f(): raise ValueError\n'
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+
+  def change(config):
+    first, *_, last = config['phases']['order']
+    assert first != last
+    config['phases'][last]['algorithm'] = dict(
+        name='static', sparsity=0.5, init='evil:f'
+    )
+
+  with_config(workdir, change)
+  with pytest.raises(ValueError, match="'evil:f'; read the .*--trust_code"):
+    training.densify_checkpoint(f'{workdir}@pretrain', tmp_path / 'dense')
+  assert not (tmp_path / 'ran').exists()
+
+
 def export(source, folder):
   convert.export_model(
       source, str(folder / 'hf'), format='dense', dtype='float32',

@@ -154,6 +154,59 @@ def test_an_end_known_by_its_name_alone_gives_a_warning(tmp_path, caplog):
   assert "states which token ends a text; '</s>' does" in caplog.text
 
 
+NAMED = [
+    dict(tokenizer_config=dict(unk_token='to', eos_token='</s>')),
+    dict(tokenizer_config=dict(
+        pad_token={'content': 'to', 'lstrip': False}, eos_token='</s>'
+    )),
+    dict(tokenizer_config=dict(
+        additional_special_tokens=['to'], eos_token='</s>'
+    )),
+    dict(tokenizer_config=dict(extra_special_tokens={'x': 'to'})),
+    dict(tokenizer_config=dict(added_tokens_decoder={
+        '0': dict(content='<unk>', special=True),
+        '265': dict(content='to', special=True),
+    })),
+    dict(special_tokens_map=dict(mask_token='to')),
+]
+
+
+@pytest.mark.parametrize('files', NAMED)
+def test_a_token_that_only_a_config_names_is_special(files, tmp_path):
+  folder = write_llama(tmp_path / 'model', **files)
+  plain = data.open_tokenizer(folder)
+  tokenizer = data.with_special_tokens(plain)
+  # As transformers, which adds every such token to the tokenizer.
+  direct = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  assert direct.token_to_id('to') is not None
+  before = direct.encode('torn be', add_special_tokens=False).ids
+  direct.add_special_tokens(['to'])
+  ids = direct.encode('torn be', add_special_tokens=False).ids
+  assert ids != before
+  assert plain.encode('torn be') == before
+  assert tokenizer.encode('torn be') == ids
+  tokenizer_files.save_tokenizer(tmp_path / 'saved.json', tokenizer)
+  assert data.open_tokenizer(tmp_path / 'saved.json').encode('torn be') == ids
+
+
+def test_a_special_token_outside_the_vocabulary_is_left_out(tmp_path):
+  folder = write_llama(
+      tmp_path / 'model',
+      tokenizer_config=dict(unk_token='<none>', eos_token='</s>'),
+  )
+  assert data.open_tokenizer(folder).vocab_size == 268
+  ours = data.train_bpe(['to be or not'] * 3, 262)
+  folder = tmp_path / 'ours'
+  folder.mkdir()
+  data.export_tokenizer(folder / 'tokenizer.json', ours)
+  assert data.open_tokenizer(folder).fingerprint == ours.fingerprint
+  config = {'unk_token': 'to', 'eos_token': '<|endoftext|>'}
+  (folder / 'tokenizer_config.json').write_text(json.dumps(config))
+  tokenizer = data.with_special_tokens(data.open_tokenizer(folder))
+  assert ours.model.token_to_id('to') in tokenizer.encode('torn')
+  assert ours.model.token_to_id('to') not in ours.encode('torn')
+
+
 def test_a_text_that_spells_its_beginning_has_one(llama):
   tokenizer = data.with_special_tokens(llama)
   for text in ('<s>to', 'to'):

@@ -239,6 +239,10 @@ def test_gpt2_has_one_fingerprint_in_every_format(tmp_path):
     found = tokenizer_files.open_tokenizer(folder)
     assert isinstance(found, LibraryTokenizer)
     assert found.fingerprint == TOKENIZERS[1].fingerprint
+    for path in folder.iterdir():  # With byte order marks, as Windows writes.
+      path.write_text(path.read_text('utf-8'), 'utf-8-sig')
+    found = tokenizer_files.open_tokenizer(folder)
+    assert found.fingerprint == TOKENIZERS[1].fingerprint
 
 
 def test_sentencepiece_models_are_read(tmp_path):

@@ -1,6 +1,5 @@
 """The harness gives what its own class for Hugging Face models gives."""
 
-import dataclasses
 
 import numpy as np
 import pytest
@@ -79,12 +78,7 @@ def both(request, tmp_path_factory):
     theirs = huggingface.HFLM(
         pretrained=str(folder), device='cpu', batch_size=4, dtype='float32'
     )
-    subject = language_models.open_hf(folder).subject
-    # As transformers, which encodes the text of a special token as that token.
-    tokenizer = data.with_special_tokens(subject.tokenizer)
-    ours = evaluation.harness_model(
-        dataclasses.replace(subject, tokenizer=tokenizer)
-    )
+    ours = evaluation.harness_model(language_models.open_hf(folder).subject)
     yield theirs, ours
 
 

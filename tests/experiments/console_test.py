@@ -4,6 +4,8 @@ import errno
 import os
 import pickle
 import signal
+import subprocess
+import sys
 
 from absl import app
 import pytest
@@ -36,6 +38,21 @@ def texts():
   yield 'first'
   yield 'second'
   raise ValueError('the third cannot be.')
+
+
+@pytest.mark.process
+def test_a_terminal_of_ascii_shows_a_text_with_replacements():
+  script = (
+      'from experiments.launch import console\n'
+      "call = lambda: ['na\\xefve \\xb1 1', 'the end']\n"
+      'console.start(lambda argv: console.run(argv, call))\n'
+  )
+  done = subprocess.run(
+      [sys.executable, '-c', script], cwd=ROOT, capture_output=True,
+      env=os.environ | {'PYTHONIOENCODING': 'ascii'}, check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout == b'na?ve ? 1\nthe end\n'
 
 
 @pytest.mark.parametrize('found, status, shown', [

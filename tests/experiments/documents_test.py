@@ -1,5 +1,6 @@
 """Documents are read in little memory, and damaged files are named."""
 
+import gzip
 import json
 import os
 import pathlib
@@ -34,6 +35,96 @@ def test_inputs_are_listed_in_a_fixed_order(tmp_path):
   (tmp_path / 'dataset_dict.json').touch()
   with pytest.raises(ValueError, match='give the folder of one'):
     list_inputs(tmp_path)
+
+
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path, caplog):
+  for name in ('a.jsonl', 'b.csv', 'c/d.json', 'c/e.csv', '.hidden', 'f.txt'):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+  assert [p.name for p in list_inputs(tmp_path)] == ['a.jsonl', 'f.txt']
+  message, = caplog.messages
+  assert 'b.csv, c/d.json, c/e.csv are not read: documents are in .arrow' in (
+      message
+  )
+  caplog.clear()
+  for i in range(20):
+    (tmp_path / f'{i:02}.csv').touch()
+  list_inputs(tmp_path)
+  assert '00.csv, 01.csv, 02.csv and 20 more are not read' in caplog.text
+
+
+def test_a_card_beside_rows_is_no_document(tmp_path, caplog):
+  for name in ('README.md', 'a.md'):
+    (tmp_path / name).touch()
+  assert [p.name for p in list_inputs(tmp_path)] == ['README.md', 'a.md']
+  assert not caplog.messages
+  (tmp_path / 'data').mkdir()
+  (tmp_path / 'data' / 'a.parquet').touch()
+  (tmp_path / 'data' / 'readme.md').touch()
+  found = [p.relative_to(tmp_path).as_posix() for p in list_inputs(tmp_path)]
+  assert found == ['a.md', 'data/a.parquet']
+  assert 'README.md, data/readme.md are not read' in caplog.text
+
+
+MARKED = '\ufeff{"text": "one"}\n{"text": "two"}\n'
+
+
+@pytest.mark.parametrize('name, text, expected', [
+    ('a.jsonl', MARKED, ['one', 'two']), ('a.txt', '\ufeffone', ['one']),
+    ('a.md', '\ufeffone', ['one']),
+])
+def test_a_byte_order_mark_is_no_part_of_a_document(
+    tmp_path, name, text, expected
+):
+  for suffix, pack in (('', bytes), ('.gz', gzip.compress)):
+    path = tmp_path / (name + suffix)
+    path.write_bytes(pack(text.encode('utf-8')))
+    assert [item.content for item in read_documents(path)] == expected
+
+
+@pytest.mark.parametrize('value, kind', [
+    (['a'], 'a list'), ({'a': 'b'}, 'a dict'), (3, 'an int'), (True, 'a bool'),
+    ([{'role': 'user', 'content': 'x'}], 'a list'),
+])
+def test_a_document_of_another_type_is_named_with_it(tmp_path, value, kind):
+  path = tmp_path / 'a.jsonl'
+  path.write_text(json.dumps({'text': value}) + '\n')
+  item, = read_documents(path)
+  assert item == Skipped(f'text is {kind}', f'{path} line 1')
+
+
+def test_a_document_without_its_field_is_named_with_those_it_has(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_text(
+      '{"messages": [], "id": 1}\n{"text": null}\n' + json.dumps(
+          {f'{i}': i for i in range(9)}
+      )
+  )
+  assert list(read_documents(path)) == [
+      Skipped('text is missing', f'{path} line 1, which has messages, id'),
+      Skipped('text is missing', f'{path} line 2'),
+      Skipped(
+          'text is missing', f'{path} line 3, which has 0, 1, 2, 3, 4 and more'
+      ),
+  ]
+
+
+@pytest.mark.parametrize('value, kind', [
+    (['a'], 'a list'), ({'a': 'b'}, 'a dict'), (b'a', 'a bytes'), (1, 'an int'),
+])
+def test_a_column_of_another_type_is_named_with_it(tmp_path, value, kind):
+  columns = {'text': [value], 'body': ['x']}
+  arrow = pytest.importorskip('pyarrow')
+  parquet = pytest.importorskip('pyarrow.parquet')
+  parquet.write_table(arrow.table(columns), tmp_path / 'a.parquet')
+  pytest.importorskip('datasets').Dataset.from_dict(columns).save_to_disk(
+      tmp_path / 'dataset'
+  )
+  for name in ('a.parquet', 'dataset'):
+    item, = read_documents(tmp_path / name)
+    assert item.reason == f'text is {kind}'
+    assert list(read_documents(tmp_path / name, field='body')) == [Piece('x')]
 
 
 @pytest.mark.parametrize('make, suffix, message', [

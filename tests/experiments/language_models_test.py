@@ -155,6 +155,32 @@ def test_a_compact_export_is_scored_as_its_dense_weights(tmp_path):
   assert wanted and found == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.parametrize('format', ['dense', 'compact'])
+def test_texts_of_a_hugging_face_directory_are_encoded_as_transformers_does(
+    format, tmp_path
+):
+  save(tmp_path / 'hf')
+  rewrite(tmp_path / 'hf', tmp_path / 'model', format=format)
+  folder = tmp_path / 'model'
+  learned = data.train_bpe(['to or'] * 3, 260)
+  data.export_tokenizer(folder / 'tokenizer.json', learned)
+  config = json.loads((folder / 'tokenizer_config.json').read_text())
+  config['unk_token'] = 'to'
+  (folder / 'tokenizer_config.json').write_text(json.dumps(config))
+  for model in (
+      language_models.open_hf(str(folder)),
+      language_models.open_listed(str(folder)),
+  ):
+    assert learned.model.token_to_id('to') in model.tokenizer.encode('torn')
+    assert model.tokenizer.encode('<|endoftext|>') == [learned.end_of_text]
+  assert learned.model.token_to_id('to') not in learned.encode('torn')
+  (folder / 'text.tokens').write_text(TEXT)
+  score, = task_scores.score_task(
+      model, 'wikitext', str(folder / 'text.tokens'), sheets.Settings()
+  )
+  assert score.note.endswith('special tokens')
+
+
 def test_no_matrix_of_a_compact_export_is_built(tmp_path):
   config = models.GPTConfig(
       vocab_size=257, n_layers=8, n_heads=2, d_model=64, d_ff=256,

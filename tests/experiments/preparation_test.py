@@ -209,8 +209,8 @@ def test_faulty_lines_are_counted_up_to_a_share(tmp_path):
                b'{"text": "\\ud800"}\n{"text": " "}\n\n')
   corpus = prepare(path, tmp_path / 'out', max_faults=0.01)
   assert corpus.train.description['source']['skipped'] == {
-      'broken UTF-8': 2, 'not a JSON object': 1, 'text is missing': 2,
-      'not JSON': 1, 'empty': 1,
+      'broken UTF-8': 2, 'not a JSON object': 1, 'text is missing': 1,
+      'text is an int': 1, 'not JSON': 1, 'empty': 1,
   }
   with pytest.raises(ValueError, match=r'6 of 1206 documents are faulty \(2'):
     prepare(path, tmp_path / 'strict', max_faults=0.0045)

@@ -1,12 +1,16 @@
 """The command: sizes of tasks, corpora to train on, one sentence otherwise."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 from spdf_jax.data import open_corpus
 from spdf_jax.training import Run
 from tests import command
+from tests.quickstart_runs import ROOT
 from tests.quickstart_runs import small_config
 from tests.real_data import data_path
 
@@ -24,6 +28,30 @@ def books(tmp_path):
       json.dumps({'text': f'Chapter {i}. ' * 40}) + '\n' for i in range(60)
   ))
   return path
+
+
+@pytest.mark.process
+def test_workers_of_a_script_without_a_guard_end_in_one_sentence(
+    books, tmp_path
+):
+  script = tmp_path / 'script.py'
+  call = (
+      f'data.prepare_files({str(books)!r}, tokenizer="bytes", '
+      f'output={str(tmp_path / "out")!r}, validation=0.1, workers=2)\n'
+  )
+  guard = "if __name__ == '__main__':\n  "
+  for text, status in ((call, 1), (guard + call, 0)):
+    script.write_text(f'from spdf_jax import data\n{text}')
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True,
+        env=os.environ | {'PYTHONPATH': str(ROOT)}, check=False, text=True,
+    )
+    assert done.returncode == status, done.stderr
+    last = done.stderr.splitlines()[-1:]
+    assert status == 0 or last[0].startswith(
+        'ChildProcessError: one of workers=2 processes has ended. In a script, '
+        "prepare under `if __name__ == '__main__':`"
+    )
 
 
 def test_sizes_of_a_task_are_printed():

@@ -147,6 +147,7 @@ def test_all_fields_that_are_times_are_scaled():
     (dict(budget='1.2.3s'), "budget is '1.2.3s'; give seconds as 90s"),
     (dict(budget='1e7FLOPs'), "'1e7FLOPs', .* fewer than its 20 evaluations"),
     (dict(rates=['1e-3', 'fast']), "rates is '1e-3,fast'; give positive"),
+    (dict(rates=['1e-3', '0.001']), "rates is '1e-3,0.001'; .* each once"),
     (dict(rates=['1e-3', '2e-3'], spread=0.001),
      'best of its rates, 0.002, the losses of dense spread over 0.020 nats'),
 ])
@@ -164,6 +165,13 @@ def test_configs_that_differ_in_data_are_refused(made_up, tmp_path):
     run(tmp_path)
   with pytest.raises(ValueError, match="configs is 'a.py'; give two or more"):
     race.race('a.py', '1h', 1, (), 0.03, str(tmp_path))
+
+
+def test_configs_that_train_alike_are_refused(made_up, tmp_path):
+  made_up['sparse.py:x=1,y=2'] = made_up['dense.py']
+  with pytest.raises(ValueError, match="'dense' and 'sparse-x=1,y=2', which"):
+    run(tmp_path)
+  assert made_up['steps'] == []
 
 
 def test_configs_that_are_evaluated_on_other_windows_are_refused(

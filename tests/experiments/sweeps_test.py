@@ -15,12 +15,16 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from configs import common
+from configs import quickstart
 from experiments import sweep
 from experiments.launch import grid as grids
 from experiments.launch.grid import Result
 from experiments.scores.sheets import Settings
+from spdf_jax import training
 from spdf_jax.files import FolderInUse
 from tests import command
+from tests.quickstart_runs import CACHE
 from tests.quickstart_runs import small_config
 from tests.quickstart_runs import start_command
 
@@ -59,6 +63,25 @@ def test_means_and_deviations_are_those_of_numpy(means, seeds):
       assert choice.deviation == pytest.approx(group.std(ddof=1))
 
 
+@pytest.mark.parametrize('field, values', [
+    ('learning_rate.peak', (1e-3, 6e-3)), ('weight_decay', (0.1, 0.2)),
+    ('algorithm.structure', ('1:2', '2:4')), ('batch_size', (2, 8)),
+])
+def test_a_grid_over_defaults_of_phases_reaches_every_phase(field, values):
+  name = f'phase_defaults.{field}'
+  config = sparse_config()
+  runs = grids.plan_runs(
+      config, [f'{name}={",".join(map(str, values))}'], 1, 'validation/loss'
+  )
+  parsed = [training.parse(changed) for _, changed in runs]
+  for value, found in zip(values, parsed, strict=True):
+    by_flag = sparse_config()
+    by_flag.update_from_flattened_dict({name: value})
+    assert found == training.parse(by_flag)
+  assert parsed[0] != parsed[1]
+  assert config.to_json() == sparse_config().to_json()
+
+
 @pytest.fixture
 def made_up(monkeypatch):
   """Replaces training; runs end in another order than they started."""
@@ -72,6 +95,16 @@ def made_up(monkeypatch):
   monkeypatch.setattr(grids, 'train', train)
   monkeypatch.setattr(grids.training.Run, 'create', lambda config: None)
   return trained
+
+
+def sparse_config():
+  config = quickstart.get_config('algorithm=static')
+  config.data.update(tokenizer='bytes', task='', cache_dir=str(CACHE))
+  config.model.vocab_size = 257
+  common.set_phases(config, pretrain=dict(
+      duration='9 steps', algorithm=dict(name='static', sparsity=0.5)
+  ))
+  return config
 
 
 def replace_training(monkeypatch):
@@ -93,6 +126,12 @@ def open_sweep(folder, grid='eval_every=1,2,3,4', index=None, **arguments):
     ('seed=5,6', {}, "has the run 'seed=5,seed=5' twice; give every value"),
     (f'{RATE}=1e-3,0.001', {}, 'peak=0.001,seed=0. twice'),
     ('phases.other.length=1', {}, "field 'phases.other.length' is unknown"),
+    (
+        'phases.finetune.batch_size=2,4', {},
+        'batch_size=2,seed=0. and .*batch_size=4,seed=0., which train alike',
+    ),
+    ('phases.pretrain.algorithm.update_every=7%,8%', {}, 'train alike'),
+    (f'{RATE}=1,1.0', {}, 'train alike'),
     ('phases.pretrain.batch_size=0', {}, 'has batch_size 0'),
     (f'{RATE}=1e-3', {'metric': 'target/loss'}, 'ranks by .* has no task'),
     (f'{RATE}=1e-3', {'metric': 'loss'}, "metric 'loss' is unknown"),

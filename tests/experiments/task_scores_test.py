@@ -82,6 +82,22 @@ def test_special_tokens_are_encoded_by_the_settings(
     ))
 
 
+@pytest.mark.parametrize('name, text', [
+    ('lambada', '{"text": "a b c"}\n{"text": "Say hello"}\n'),
+    ('wikitext', ' = Title = \n A few words , and more . \n'),
+])
+def test_a_byte_order_mark_is_no_part_of_a_text(model, tmp_path, name, text):
+  scores = []
+  for i, given in enumerate((text, '\ufeff' + text.replace('\n', '\r\n'))):
+    path = tmp_path / f'{i}.txt'
+    path.write_bytes(given.encode('utf-8'))
+    scores.append(list(task_scores.score_task(model, name, str(path), GREEDY)))
+  assert scores[0] == scores[1]
+  path.write_bytes(b'\xe9')
+  with pytest.raises(ValueError, match='1.txt is not UTF-8 at byte 0; conv'):
+    list(task_scores.score_task(model, name, str(path), GREEDY))
+
+
 @pytest.mark.parametrize('limit, lines', [(None, 2), (1, 1)])
 def test_wikitext_is_measured_by_its_words(model, tmp_path, limit, lines):
   path = tmp_path / 'wiki.tokens'

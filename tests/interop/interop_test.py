@@ -142,6 +142,14 @@ def test_files_are_equal_and_readable_as_the_umask_allows(tmp_path):
     assert path.read_bytes() == (tmp_path / 'b' / name).read_bytes()
 
 
+def test_data_begin_at_a_multiple_of_eight_bytes(tmp_path):
+  for length in range(1, 10):
+    path = tmp_path / str(length)
+    files.write_tensors(path, {'w' * length: np.ones(3, np.float32)})
+    assert int.from_bytes(path.read_bytes()[:8], 'little') % 8 == 0
+    assert read(path)['w' * length].tolist() == [1, 1, 1]
+
+
 def test_tensors_are_written_as_the_library_writes_them(tmp_path):
   rng = np.random.default_rng(3)
   tensors = {'empty': np.zeros((0, 2), np.float16)}
@@ -423,6 +431,45 @@ def test_a_mistral_is_a_llama(saved, tmp_path):
   for window in (None, 8, 4096):
     change_config(folder, model_type='mistral', sliding_window=window)
     assert interop.load_hf(folder).config == CONFIGS['llama grouped']
+
+
+@pytest.mark.parametrize('kind, missing, n_kv_heads, head_dim', [
+    # Defaults of transformers 5, configuration_KIND.py. Null is another value.
+    ('llama', 'num_key_value_heads', None, None),
+    ('mistral', 'num_key_value_heads', 8, None),
+    ('qwen2', 'num_key_value_heads', 32, None),
+    ('qwen3', 'num_key_value_heads', 32, 12),
+    ('qwen3', 'head_dim', 2, 128),
+    ('llama', 'head_dim', 2, None),
+])
+def test_a_missing_field_has_the_default_of_its_architecture(
+    kind, missing, n_kv_heads, head_dim
+):
+  fields = dict(
+      model_type=kind, vocab_size=64, num_hidden_layers=1, hidden_size=512,
+      num_attention_heads=64, intermediate_size=8, max_position_embeddings=64,
+      num_key_value_heads=2, head_dim=12 if missing != 'head_dim' else 8,
+  )
+  if kind != 'qwen3' and missing != 'head_dim':
+    fields['head_dim'] = None
+  null = configs.read_config(fields | {missing: None})
+  del fields[missing]
+  config = configs.read_config(fields)
+  assert (config.n_kv_heads, config.head_dim) == (n_kv_heads, head_dim)
+  assert getattr(null, 'n_kv_heads' if 'num' in missing else 'head_dim') is None
+
+
+def test_a_mistral_without_a_window_in_its_config_has_the_default_one():
+  fields = dict(
+      model_type='mistral', vocab_size=64, num_hidden_layers=1, hidden_size=64,
+      num_attention_heads=8, intermediate_size=8, max_position_embeddings=4097,
+  )
+  with pytest.raises(ValueError, match='sliding_window is 4096; it must be nu'):
+    configs.read_config(fields)
+  whole = configs.read_config(fields | {'sliding_window': None})
+  assert whole.max_length == 4097
+  fields['max_position_embeddings'] = 4096
+  assert configs.read_config(fields).max_length == 4096
 
 
 def test_a_directory_without_a_model_is_refused(gpt_dir, tmp_path):

@@ -26,7 +26,7 @@ LENGTH, NEW = 96, 12
 TEXTS = [
     'to be or not', 'é ñ ß', '漢字 かな 한국', 'العربية עברית', '😀🦜👩‍👩‍👧',
     'e\u0301 a\u0308 \u0e33', '𝒳 𐍈', ' two  spaces\t\n\r\n',
-    '\u2028\ufeff\ufffd', '<s> </s> 42',
+    '\u2028\ufeff\ufffd', '<s> </s> 42', 'a <|eot|> be',
 ]
 QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -68,7 +68,7 @@ def llama_tokenizer(folder):
   )
   write(folder, model, tokenizer_config=dict(
       tokenizer_class='PreTrainedTokenizerFast', bos_token='<|begin|>',
-      eos_token='<|end|>',
+      eos_token='<|end|>', unk_token='be',  # Only this file names it.
   ), generation_config=dict(
       bos_token_id=0, eos_token_id=[1, 2], temperature=0.6, top_p=0.9,
       do_sample=True,
@@ -156,8 +156,7 @@ def our_answers(folder):
 
 def their_answers(model, tokenizer):
   """The same by transformers, one text at a time."""
-  # Ours encode the text of a special token as text, unless told otherwise.
-  ids = [tokenizer(text, split_special_tokens=True).input_ids for text in TEXTS]
+  ids = [tokenizer(text).input_ids for text in TEXTS]
   logits, texts = [], []
   for each in ids:
     given = torch.tensor([each])

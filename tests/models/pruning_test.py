@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import pruning
 from experiments.papers import json_files
 from experiments.scores import language_models
 import spdf_jax as spdf
@@ -185,6 +186,17 @@ def test_masks_of_pruned_imports_travel_with_the_weights(directory):
     for path, kept in zeros(pruned.params).items():
       np.testing.assert_array_equal(mask[path], kept, err_msg=path)
     assert_same_bits(jax.tree.map(np.asarray, state.params), pruned.params)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_calibration_text(tmp_path):
+  text = 'to be, or not to be:\nthat is the question. '
+  (tmp_path / 'a').write_bytes(text.encode('utf-8'))
+  (tmp_path / 'b').write_bytes(text.replace('\n', '\r\n').encode('utf-8-sig'))
+  first, second = (
+      pruning.read_sequences(tmp_path / name, data.ByteTokenizer(), 8, 3)
+      for name in 'ab'
+  )
+  jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
 @pytest.mark.parametrize('arguments, message', [

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import spdf_jax as spdf
@@ -325,3 +326,136 @@ def test_granet_model_wide_prunes_the_model_and_regrows_in_layers(seed):
     survivors = top(np.abs(w), number - share(0.3, number), old)
     grown = top(np.abs(g), number - survivors.sum(), ~survivors)
     np.testing.assert_array_equal(m, survivors | grown)
+
+
+# Trained by `sparsify`: every number is a small multiple of a power of two, so
+# that float32 computes it exactly, in any order.
+DECAY, RATE, EVERY = 0.5, 0.25, 2
+MATRICES = {name: spdf.MatrixAxes(-2, -1) for name in ('deep', 'h_0', 'h_1')}
+
+
+def evolving(sparsity):
+  return (
+      spdf.sparse_evolution(sparsity, update_every=EVERY, drop_fraction=0.4),
+      evolution(constant(sparsity), constant(0.4)),
+  )
+
+
+def rigging(sparsity):
+  falling = lambda step: 0.75 * 0.5 ** (step // 4)
+  return (
+      spdf.rigl(
+          sparsity, update_every=EVERY, update_until=100, drop_fraction=falling
+      ),
+      rigl(constant(sparsity), falling),
+  )
+
+
+EVOLVING, RIGGING = evolving(0.5), rigging(0.5)
+
+
+def entering(sparsity):
+  """Returns the oracle of a boundary: by magnitude, ties by the key's bits."""
+  def layer(mask, w, g, bits, step):
+    del mask, g, step
+    order = np.lexsort((-bits.astype(np.int64).ravel(), -np.abs(w).ravel()))
+    found = np.zeros(w.size, bool)
+    found[order[:kept(sparsity, w.shape)]] = True
+    return found.reshape(w.shape)
+  return layer
+
+
+def oracle_of(kind):
+  """Returns an algorithm, and `(step, leaf) -> oracle of an update or None`."""
+  evolve, rig = EVOLVING, RIGGING
+  every = lambda layer: lambda step, leaf: (
+      (layer, step) if step and step % EVERY == 0 else None
+  )
+  if kind == 'static':
+    return spdf.static(0.5), lambda step, leaf: None
+  if kind == 'set':
+    return evolve[0], every(evolve[1])
+  if kind == 'rigl':
+    return rig[0], every(rig[1])
+  if kind == 'partition':
+    groups = [('h_*', 'a'), ('*', 'b')]
+    return spdf.partition({'a': evolve[0], 'b': rig[0]}, groups), (
+        lambda step, leaf: every((rig if leaf == 'deep' else evolve)[1])(
+            step, leaf
+        )
+    )
+  sparser = rigging(0.75)
+
+  def joined(step, leaf):
+    if step < 3:
+      return every(evolve[1])(step, leaf)
+    if step == 3:
+      return entering(0.75), 0
+    if step < 8:
+      return every(sparser[1])(step - 3, leaf)
+    return (entering(0.0), 0) if step == 8 else None
+
+  members = [evolve[0], sparser[0], spdf.dense()]
+  return spdf.join(members, [3, 8]), joined
+
+
+@pytest.mark.parametrize('kind', ['static', 'set', 'rigl', 'join', 'partition'])
+def test_training_by_sparsify_is_that_of_the_oracle(kind):
+  key = jax.random.key(5)
+  algorithm, oracle = oracle_of(kind)
+  inner = optax.sgd(RATE, momentum=DECAY)
+  tx = spdf.sparsify(inner, algorithm, where=MATRICES, key=key)
+  init, update = jax.jit(tx.init), jax.jit(tx.update)
+
+  @settings(max_examples=8, deadline=None, derandomize=True)
+  @given(st.integers(0, 999), st.integers(4, 11))
+  def check(seed, steps):
+    rng = np.random.default_rng(seed)
+    draw = lambda scale: {
+        name: (rng.integers(-8, 9, shape or (7,)) / scale).astype(np.float32)
+        for name, shape in SHAPES.items()
+    }
+    params = draw(4)
+    state = init(params)
+    mask = {name: np.asarray(spdf.get_mask(state)[name]) for name in MATRICES}
+    for name, m in mask.items():
+      assert {int(x.sum()) for x in m} == {kept(0.5, m.shape)}
+      params[name] = np.where(m, params[name], 0)
+    trace = {name: np.zeros_like(p) for name, p in params.items()}
+    for step in range(steps):
+      grads = draw(4)
+      keys = leaf_keys(jax.random.fold_in(key, step), {
+          name: params[name] for name in MATRICES
+      })
+      for name in MATRICES:
+        change = oracle(step, name)
+        if change is not None:
+          layer, own_step = change
+          bits = np.asarray(
+              jax.random.bits(keys[name], SHAPES[name], 'uint32')
+          )
+          mask[name] = np.stack([
+              layer(*given, own_step)
+              for given in zip(mask[name], params[name], grads[name], bits)
+          ])
+      updates, state = update(grads, state, params)
+      for name in params:
+        m = mask.get(name, True)
+        trace[name] = np.where(m, grads[name] + DECAY * trace[name] * m, 0)
+        wanted = np.where(m, params[name] * m - RATE * trace[name], 0)
+        found = params[name] + np.asarray(updates[name])
+        np.testing.assert_array_equal(found, wanted, err_msg=f'{step} {name}')
+        params[name] = wanted.astype(np.float32)
+      assert int(state.count) == step + 1
+      later = [oracle(step + 1, name) for name in MATRICES]
+      assert bool(state.dense_grads) == any(
+          change is not None and change[0] is not EVOLVING[1]
+          for change in later
+      )
+      for name, m in mask.items():
+        np.testing.assert_array_equal(spdf.get_mask(state)[name], m)
+      np.testing.assert_array_equal(
+          state.inner_state[0].trace['h_0'], trace['h_0']
+      )
+
+  check()

@@ -16,6 +16,50 @@ TIMES = parabola.TIMES
 MANY = 2**31 + 5
 
 
+INTEGERS = [np.int64, np.uint8, np.array, jnp.array]
+MADE_OF_INTEGERS = {
+    'update_every': lambda i: dict(
+        algorithm=spdf.rigl(0.5, update_every=i(2), update_until=i(6))),
+    'boundaries': lambda i: dict(
+        algorithm=spdf.join([spdf.static(0.5), spdf.dense()], [i(3)])),
+    'steps': lambda i: dict(
+        algorithm=spdf.gmp(spdf.cubic(0.1, 0.5, i(5)), update_every=2,
+                           update_until=6)),
+    'structure': lambda i: dict(
+        algorithm=spdf.static(0.5, structure=spdf.structures.n_of_m(2, i(4)))),
+    'groups': lambda i: dict(
+        algorithm=spdf.static(0.5, structure=spdf.structures.balanced(i(4)))),
+    'key': lambda i: dict(key=i(3)),
+    'axes': lambda i: dict(where={'w': spdf.MatrixAxes(i(1), i(0))}),
+    'stacked': lambda i: dict(where=spdf.where.stacked(
+        spdf.where.hidden_matrices, axis=i(0)), stack=1),
+    'lora': lambda i: dict(inner=spdf.lora(optax.sgd(0.1), 1, key=i(3))),
+}
+
+
+@pytest.mark.parametrize('name', MADE_OF_INTEGERS)
+def test_integers_of_all_kinds_are_read_as_ints_and_bools_are_refused(name):
+  def train(kind):
+    given = dict(algorithm=spdf.static(0.5), key=0, inner=optax.sgd(0.1))
+    given |= MADE_OF_INTEGERS[name](kind)
+    w = jnp.asarray(np.random.default_rng(0).normal(size=(8, 12)))
+    params = {'w': w[None] if given.pop('stack', 0) else w}
+    tx = spdf.sparsify(given.pop('inner'), given.pop('algorithm'), **given)
+    state = tx.init(params)
+    params = spdf.apply_mask(params, spdf.get_mask(state))
+    for _ in range(7):
+      updates, state = tx.update(params, state, params)
+      params = optax.apply_updates(params, updates)
+    return params, spdf.get_mask(state)
+
+  expected = train(int)
+  for kind in INTEGERS:
+    jax.tree.map(np.testing.assert_array_equal, train(kind), expected)
+  if name not in ('axes', 'stacked'):
+    with pytest.raises((TypeError, ValueError), match=' is True; give '):
+      train(bool)
+
+
 def optimizer(name, inner=None, key=0):
   algorithm = parabola.CASES[name].make() if isinstance(name, str) else name
   return spdf.sparsify(inner or optax.adamw(0.1), algorithm, key=key)

@@ -125,6 +125,17 @@ def test_a_layer_without_kept_inputs_is_refused():
     spdf.scale_init(PARAMS, mask, 1.0, where={'wi': True})
 
 
+def test_another_where_than_that_of_sparsify_is_refused():
+  scale = spdf.scale_by_density(1.0, where={'layers': True})
+  tx = spdf.sparsify(scale, spdf.static(0.5), where={'wi': True}, key=0)
+  message = "where selects no matrix in 'wi', which sparsify prunes; give both"
+  with pytest.raises(ValueError, match=message):
+    tx.update(GRADS, tx.init(PARAMS), PARAMS)
+  mask = {'wi': PARAMS['wi'] > 0, 'layers': None, 'bias': None}
+  with pytest.raises(ValueError, match=message):
+    spdf.scale_init(PARAMS, mask, 1.0, where={'layers': True})
+
+
 def test_without_sparsify_the_missing_mask_is_named():
   tx = spdf.scale_by_density(1.0)
   with pytest.raises(ValueError, match='got no mask; put it inside sparsify'):

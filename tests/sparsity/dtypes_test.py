@@ -69,7 +69,7 @@ def test_leaves_of_different_dtypes_are_ranked_together(x64):
   np.testing.assert_array_equal(np.stack(masks), expected)
 
 
-def train(algorithm, dtype, steps=7):
+def train(algorithm, dtype, steps=7, key=0):
   rng = np.random.default_rng(0)
   def draw():
     x = rng.normal(size=(8, 16))
@@ -77,7 +77,7 @@ def train(algorithm, dtype, steps=7):
       x = x + 1j * rng.normal(size=(8, 16))
     return {'a': jnp.asarray(x, dtype), 'b': jnp.asarray(x.T + 1, dtype)}
 
-  tx = spdf.sparsify(optax.sgd(0.1, momentum=0.9), algorithm, key=0)
+  tx = spdf.sparsify(optax.sgd(0.1, momentum=0.9), algorithm, key=key)
   params = draw()
   state = tx.init(params)
   params = spdf.apply_mask(params, spdf.get_mask(state))
@@ -97,6 +97,49 @@ def test_every_algorithm_trains_in_float64_with_strict_promotion(x64, name):
     masks = train(ALGORITHMS[name](), 'float64')
   kept = {'2:4': 128, 'join': 256}.get(name, 64)
   assert sum(int(m.sum()) for m in masks.values()) == kept
+
+
+OF_ANY_PRECISION = ALGORITHMS | {
+    'model-wide': lambda: spdf.static(0.75, distribution='model_wide'),
+    'set 2:4': lambda: spdf.sparse_evolution(
+        0.5, structure='2:4', update_every=2),
+    'balanced': lambda: spdf.rigl(
+        0.5, structure=spdf.structures.balanced(None), **TIMES),
+    'granet balanced': lambda: spdf.granet(
+        spdf.cubic(0.25, 0.5, 6), structure=spdf.structures.balanced(None),
+        **TIMES),
+}
+
+
+@pytest.mark.parametrize('impl', ['threefry2x32', 'rbg'])
+@pytest.mark.parametrize('name', OF_ANY_PRECISION)
+def test_masks_of_a_key_are_those_without_x64(name, impl):
+  if impl == 'rbg' and name not in ('rigl', 'model-wide', '2:4'):
+    pytest.skip('a corner of the two lists')
+  make = OF_ANY_PRECISION[name]
+  key = jax.random.key(3, impl=impl)
+  first, last = (
+      [train(make(), 'float32', steps, key) for steps in (0, 7)]
+  )
+  with jax.enable_x64(True):
+    for steps, expected in ((0, first), (7, last)):
+      found = train(make(), 'float32', steps, key)
+      jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_values_drawn_by_a_key_are_those_without_x64():
+  params = {'w': jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)),
+                             jnp.float32)}
+  key = jax.random.key(0)
+  draw = lambda: (
+      spdf.create_adapters(key, params, rank=2),
+      spdf.scaled_normal(0.5)(
+          key, 0, {'w': params['w'][None]}, {'w': params['w'][None] > 0}
+      ),
+  )
+  expected = draw()
+  with jax.enable_x64(True):
+    jax.tree.map(np.testing.assert_array_equal, draw(), expected)
 
 
 def test_complex_weights_are_ranked_by_magnitude():

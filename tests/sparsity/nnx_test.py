@@ -1,5 +1,6 @@
-"""`nnx.Optimizer`: masks made of its variables, in every function of theirs."""
+"""`nnx.Optimizer` and boxes of Linen: masks of variables and of boxes."""
 
+from flax import linen as nn
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -110,6 +111,61 @@ def test_a_restored_checkpoint_continues_bit_for_bit(tmp_path):
   ]
   for one, two in zip(*pairs, strict=True):
     np.testing.assert_array_equal(one, two)
+
+
+BOXED = {
+    'default': dict(),
+    'pattern': dict(where={'*/kernel': True}),
+    'subtree': dict(where={'wi': True, 'wo': True}),
+    'function': dict(where=lambda path, leaf: leaf.ndim == 2),
+    'axes': dict(where={'*/kernel': spdf.MatrixAxes(0, 1)}),
+}
+
+
+@pytest.mark.parametrize('name', BOXED)
+@pytest.mark.parametrize('make', [
+    lambda: spdf.rigl(0.75, **TIMES),
+    lambda: spdf.partition(
+        {'a': spdf.static(0.5), 'b': spdf.dense()},
+        [('wi/*', 'a'), ('*', 'b')],
+    ),
+])
+def test_boxes_of_linen_train_as_the_arrays_in_them(name, make):
+  init = nn.with_partitioning(nn.initializers.lecun_normal(), ('a', 'b'))
+
+  class Boxed(nn.Module):
+
+    @nn.compact
+    def __call__(self, x):
+      hidden = nn.Dense(16, kernel_init=init, name='wi')(x)
+      return nn.Dense(8, kernel_init=init, name='wo')(jax.nn.gelu(hidden))
+
+  x = jax.random.normal(jax.random.key(0), (4, 8))
+  boxed = Boxed().init(jax.random.key(1), x)['params']
+  assert isinstance(boxed['wi']['kernel'], nn.Partitioned)
+  loss = lambda p: jnp.mean((Boxed().apply({'params': p}, x) - x) ** 2)
+
+  def train(params):
+    tx = spdf.sparsify(
+        optax.adamw(1e-2), make(), key=3, track=True, **BOXED[name]
+    )
+    state = jax.jit(tx.init)(params)
+    params = spdf.apply_mask(params, spdf.get_mask(state))
+    for _ in range(4):
+      grads = jax.grad(loss)(params)
+      updates, state = jax.jit(tx.update)(grads, state, params)
+      params = optax.apply_updates(params, updates)
+    spdf.check_zeros(params, state)
+    mask = spdf.get_mask(state)
+    sparsity = spdf.summarize(mask, params).sparsity
+    assert sparsity > 0
+    dense = spdf.get_mask(spdf.densify(state))
+    return params, mask, sparsity, dense, spdf.mask_statistics(state)
+
+  jax.tree.map(
+      np.testing.assert_array_equal, nn.meta.unbox(train(boxed)),
+      train(nn.meta.unbox(boxed)),
+  )
 
 
 @pytest.mark.ci

@@ -206,6 +206,46 @@ def test_low_precision_ranks_products_in_float32():
   assert found.tolist() == [[False, True]] * 2
 
 
+@pytest.mark.parametrize('name', ['snip', 'grasp', 'synflow'])
+def test_a_layer_of_least_scores_keeps_one_weight(name):
+  # The gradient of b, but not that of a, is large.
+  params = {'a': 1e-6 * jnp.ones((8, 8)), 'b': jnp.ones((8, 8))}
+  loss_fn = lambda p, x: jnp.sum((x @ p['a'] @ p['b']) ** 2) + 1e6 * jnp.sum(
+      p['b']
+  )
+  init = spdf.init.saliency(name, loss_fn, params, jnp.ones((2, 8)))
+  algorithm = spdf.static(0.6, distribution='model_wide', init=init)
+  mask = spdf.get_mask(spdf.sparsify(optax.sgd(0.1), algorithm, key=0).init(
+      params
+  ))
+  assert sorted(int(m.sum()) for m in mask.values()) == [1, 50]
+
+
+def test_saliency_of_other_leaves_than_those_to_prune_is_refused():
+  params = {'mlp': {'w': jnp.ones((8, 8))}, 'out': jnp.ones((8, 8))}
+  loss_fn = lambda p, x: jnp.sum((x @ p['mlp']['w'] @ p['out']) ** 2)
+
+  def masks(groups=None, where=None):
+    init = spdf.init.saliency(
+        'snip', loss_fn, params, jnp.ones((2, 8)), where=where
+    )
+    algorithm = spdf.static(0.5, init=init)
+    if groups:
+      algorithm = spdf.partition({'a': algorithm, 'b': spdf.dense()}, groups)
+    tx = spdf.sparsify(optax.sgd(0.1), algorithm, key=0)
+    return spdf.get_mask(tx.init(params))
+
+  out = {'out': True}
+  for arguments in (
+      dict(where=out), dict(groups=[('out', 'a'), ('*', 'b')]),
+      dict(where=out, groups=[('mlp/*', 'a'), ('*', 'b')]),
+  ):
+    with pytest.raises(ValueError, match="and the algorithm prunes .* there; "):
+      masks(**arguments)
+  found = masks(where=out, groups=[('out', 'a'), ('*', 'b')])
+  assert int(found['out'].sum()) == 32 and found['mlp']['w'].all()
+
+
 @pytest.mark.parametrize('arguments, message', [
     (('snap', quadratic), "score 'snap' is unknown; did you mean 'snip'"),
     ((lambda w, g: g['w'], quadratic), 'score returns a tree of structure'),

@@ -1,11 +1,14 @@
 """Configs: algorithms by one word, and the limit on their length."""
 
 import pathlib
+import pickle
 
 import pytest
 
+from configs import base
 from configs import books
 from configs import quickstart
+from configs import variable_spdf
 from spdf_jax.training import create_plan
 from spdf_jax.training.configs.config import parse
 
@@ -83,6 +86,20 @@ def test_a_change_of_one_phase_changes_no_other():
   config = books.get_config()
   config.phases.pretrain.early_stop.metric = 'validation/loss'
   assert not config.phases.continuation.early_stop.metric
+
+
+@pytest.mark.parametrize('file', [base, books, quickstart, variable_spdf])
+def test_a_config_can_be_pickled_and_its_phases_follow_the_defaults(file):
+  config = pickle.loads(pickle.dumps(file.get_config()))
+  assert config.to_json_best_effort() == (
+      file.get_config().to_json_best_effort()
+  )
+  config.phase_defaults.weight_decay = 0.7
+  for name in config.phases.order:
+    own = name == 'finetune'
+    assert (config.phases[name].weight_decay == 0.7) != own
+    config.phases[name].weight_decay = 0.3
+  assert config.phase_defaults.weight_decay == 0.7
 
 
 def test_books_are_learned_sparse_then_dense_and_tasks_densely():

@@ -33,13 +33,24 @@ RULE = dict(metric='validation/loss', patience=2)
 SEEN = {3: 3.0, 6: 2.0, 9: 2.5, 12: 2.1, 15: 1.0}
 
 
+LARGER_IS_BETTER = {
+    'validation/loss': False, 'validation/perplexity': False,
+    'validation/bits_per_byte': False, 'target/loss': False,
+    'target/perplexity': False, 'task/bleu': True, 'task/chrf': True,
+}
+
+
+def test_scores_of_texts_alone_are_better_the_larger():
+  assert METRICS == LARGER_IS_BETTER
+
+
 @given(
     values=st.lists(st.floats(0, 9), min_size=1, max_size=12),
     patience=st.integers(1, 4),
-    metric=st.sampled_from(sorted(METRICS)),
+    metric=st.sampled_from(sorted(LARGER_IS_BETTER)),
 )
 def test_patience_counts_evaluations_since_the_best(values, patience, metric):
-  better = max if METRICS[metric] else min
+  better = max if LARGER_IS_BETTER[metric] else min
   stop = EarlyStop(metric, patience=patience)
   best = better(values)
   after_best = len(values) - 1 - values.index(best)

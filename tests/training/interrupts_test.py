@@ -1,5 +1,6 @@
 """The first signal is recorded, and previous handlers are restored."""
 
+import concurrent.futures
 import os
 import signal
 
@@ -35,6 +36,21 @@ def test_a_second_sigterm_waits_like_the_first():
     send(signal.SIGTERM)
     send(signal.SIGTERM)
     assert interrupts.received == signal.SIGTERM
+
+
+def test_in_a_thread_no_handlers_are_set(caplog):
+  caplog.set_level('INFO', 'spdf_jax')
+  before = [signal.getsignal(number) for number in SIGNALS]
+
+  def enter():
+    with Interrupts() as interrupts:
+      assert [signal.getsignal(number) for number in SIGNALS] == before
+      return interrupts.stop_after(step=1)
+
+  with concurrent.futures.ThreadPoolExecutor(1) as executor:
+    assert executor.submit(enter).result() is False
+  message, = caplog.messages
+  assert message.startswith('training runs in a thread, so that no handlers')
 
 
 def test_handlers_are_put_back_even_after_an_error():

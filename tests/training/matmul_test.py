@@ -91,6 +91,19 @@ def test_kernels_run_sparse_steps_without_dense_gradients_only():
   assert constant not in found
 
 
+@pytest.mark.parametrize('sparsity_of_mask, by_kernels', [
+    (0.25, False), (0.4, True), (0.6, True), (0.75, True),
+])
+def test_kernels_run_masks_sparser_than_the_crossover(
+    sparsity_of_mask, by_kernels
+):
+  marked = lambda variables, tokens: 0 * MODEL.apply(variables, tokens)
+  found, _ = losses(
+      sparsity.static(sparsity_of_mask), SparseSteps(marked, 0.3), steps=2
+  )
+  assert (found[0] == found[1]) is by_kernels
+
+
 @needs_kernels
 def test_auto_leaves_small_work_to_dense_products():
   choose = training.sparse_steps

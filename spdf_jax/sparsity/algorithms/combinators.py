@@ -72,7 +72,7 @@ def join(
   """
   algorithms = tuple(algorithms)
   enter = initial_masks.init_of(enter, 'enter')
-  schedules.check_boundaries(boundaries)
+  boundaries = schedules.check_boundaries(boundaries)
   if len(algorithms) != len(boundaries) + 1 or 0 in tuple(boundaries):
     raise ValueError(
         f'join got {len(algorithms)} algorithms and boundaries '

@@ -397,7 +397,7 @@ def _carry(
   if not _has_groups(structure, shape):
     return jnp.uint32(0)
   key = jax.random.fold_in(key, _CARRY)
-  return jax.random.bits(key, units[:-2]) >> 2
+  return jax.random.bits(key, units[:-2], jnp.uint32) >> 2
 
 
 def _check_drops(

@@ -187,7 +187,7 @@ def key_words(key: jax.Array) -> jax.Array:
     raise ValueError(f'key is {given}; give one typed key, jax.random.key(0).')
   if str(jax.random.key_impl(key)) == 'threefry2x32':
     return jax.random.key_data(key)
-  return jax.random.bits(key, (2,))
+  return jax.random.bits(key, (2,), jnp.uint32)
 
 
 def bits_of_layer(
@@ -201,12 +201,12 @@ def bits_of_layer(
     shape: `(inputs, outputs)` of a layer, fewer than 2^31 entries.
 
   Returns:
-    `jax.random.bits(key, (layers, *shape))[number]`, uint32.
+    `jax.random.bits(key, (layers, *shape), 'uint32')[number]`.
 
   Example:
     >>> key = jax.random.key(0)
     >>> layer = bits_of_layer(key_words(key), jnp.uint32(2), (4, 8))
-    >>> bool((layer == jax.random.bits(key, (3, 4, 8))[2]).all())
+    >>> bool((layer == jax.random.bits(key, (3, 4, 8), 'uint32')[2]).all())
     True
   """
   row, column = (

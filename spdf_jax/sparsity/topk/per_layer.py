@@ -77,7 +77,7 @@ def keep_random(
     among: The candidates, as in `keep_largest`.
 
   Returns:
-    `keep_largest(jax.random.bits(key, shape), kept, among=among)` for
+    `keep_largest(jax.random.bits(key, shape, 'uint32'), kept, among=among)` for
     threefry2x32 keys, the default of JAX; for keys of other implementations the
     bits are those of the key that `keys.key_words` derives.
 

@@ -3,14 +3,18 @@
 
 from collections.abc import Mapping
 import ctypes
+import logging
 import os
 import platform
 import signal
+import threading
 import types
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
+
+logger = logging.getLogger('spdf_jax')
 
 MODES = ('auto', 'on', 'off')
 """Whether a command is one of several processes; `auto` detects it from the
@@ -165,7 +169,8 @@ class Interrupts:
 
   A second SIGINT raises KeyboardInterrupt at once. All processes of a run stop
   after the same step, whichever received the signal: JAX's preemption service
-  handles SIGTERM and synchronizes them.
+  handles SIGTERM and synchronizes them. In another thread than the main one,
+  where Python sets no handlers, signals act as they would without it.
 
   Attributes:
     received: Number of the signal, or `None`.
@@ -182,6 +187,12 @@ class Interrupts:
     self._previous: dict[int, Any] = {}
 
   def __enter__(self) -> 'Interrupts':
+    if threading.current_thread() is not threading.main_thread():
+      logger.info(
+          'training runs in a thread, so that no handlers of signals are set; '
+          'a signal ends the process without another checkpoint'
+      )
+      return self
     handlers = {signal.SIGINT: self._note}
     if self._alone:
       handlers[signal.SIGTERM] = self._note

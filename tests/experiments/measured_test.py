@@ -16,7 +16,7 @@ import pytest
 from experiments.benchmarks import matmul
 from spdf_jax.accelerator import native
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / 'experiments' / 'results'
 README = 'README.md'
 MEASURED = 'experiments/guides/measured.md'
