@@ -118,7 +118,7 @@ def run_of(config, fingerprint='abc'):
   mesh = meshes.create_mesh(**dataclasses.asdict(config.mesh))
   return training.Run(CORPUS, None, Programs(
       config, model, mesh, {'corpus': source}, init,
-      functools.cache(lambda: teacher.open_loss(config.loss, mesh)), plan,
+      teacher.loss_opener(config.loss, mesh), plan,
   ))
 
 

@@ -120,9 +120,9 @@ class Run:
           },
           parameters=parameters,
       )
-    open_loss = functools.partial(teacher.open_loss, config.loss, mesh)
     programs = Programs(
-        config, model, mesh, sources, init, functools.cache(open_loss), plan
+        config, model, mesh, sources, init,
+        teacher.loss_opener(config.loss, mesh), plan,
     )
     for check_programs in checks.WITH_DATA:
       check_programs(programs)

@@ -1,6 +1,7 @@
 """The loss of a teacher equals NumPy's; runs with teachers and adapters."""
 
 import dataclasses
+import shutil
 from types import SimpleNamespace
 
 import jax
@@ -15,6 +16,7 @@ from spdf_jax.costs import plan_costs
 from spdf_jax.costs.flops import forward_flops
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import model_of
+from spdf_jax.training import Evaluators
 from spdf_jax.training import find_checkpoint
 from spdf_jax.training import initial_state
 from spdf_jax.training import read_params
@@ -100,6 +102,24 @@ def test_a_student_approaches_its_teacher(tmp_path):
   assert_same_bits(
       read_params(find_checkpoint(str(tmp_path / 'teacher')), params), params
   )
+
+
+def test_a_run_goes_on_when_its_teacher_is_deleted(tmp_path):
+  write_model(tmp_path / 'teacher', TEACHER)
+
+  def evaluate(step, params):
+    shutil.rmtree(tmp_path / 'teacher', ignore_errors=True)
+    yield 'validation/loss', 1.0
+
+  run = run_of(make_config(
+      loss__teacher=str(tmp_path / 'teacher'), loss__temperature=1.0,
+      loss__teacher_weight=0.5, eval_every=2,
+      phases__pretrain__early_stop=dict(metric='validation/loss', value=2.0),
+  )).open(tmp_path / 'run')
+  planned = run.plan.total_steps
+  train(run, evaluators=Evaluators([evaluate]))
+  # The first phase ended early, so that steps were compiled again.
+  assert run.plan.ends['pretrain'] == 2 and run.plan.total_steps < planned
 
 
 @pytest.fixture(scope='module')

@@ -41,22 +41,27 @@ def teacher_config(source: str) -> models.DecoderConfig:
   return workdir.read_source(source, _model_of).config
 
 
-def open_loss(
+def loss_opener(
     loss: losses.Loss, mesh: jax.sharding.Mesh
-) -> losses.Loss | losses.Distillation:
-  """Returns the loss of a step, with its teacher if it names one.
+) -> Callable[[], losses.Loss | losses.Distillation]:
+  """Returns a function that returns the loss of a step, with its teacher.
 
   Args:
     loss: The loss of the config.
     mesh: Mesh of the run.
 
-  Raises:
-    ValueError: there is no checkpoint of the teacher, or it does not record its
-      model.
+  Returns:
+    The function. Its first call reads the teacher, if the loss names one, and
+    raises ValueError if there is no checkpoint that records its model; later
+    calls return the same loss.
   """
-  if loss.teacher is None:
-    return loss
-  return losses.Distillation(loss, open_teacher(loss.teacher, mesh))
+  @functools.cache
+  def open_loss() -> losses.Loss | losses.Distillation:
+    if loss.teacher is None:
+      return loss
+    return losses.Distillation(loss, open_teacher(loss.teacher, mesh))
+
+  return open_loss
 
 
 def open_teacher(
