@@ -128,6 +128,14 @@ def packed_gradient(
   return packing.gather_kept(dw, packing.PackedMask(bits, columns), size)
 
 
+def kept_weights(
+    w: jax.Array, mask: jax.Array, grad_mask: jax.Array
+) -> jax.Array:
+  """Returns the weights, with zeros off the mask; see `primitives`."""
+  del grad_mask
+  return _keep(mask, w)
+
+
 def _multiply(x, w, transpose, accumulation_dtype, out_sharding):
   batch = tuple(range(w.ndim - 2))
   contracted = (x.ndim - 1,), (w.ndim - 1 if transpose else w.ndim - 2,)

@@ -185,20 +185,9 @@ class Value(NamedTuple):
     """Returns the array, with zeros in place of pruned weights."""
     if self.masks is None:
       return self.array
-    return _keep(self.array, self.masks.product, self.masks.gradient)
-
-
-@jax.custom_jvp
-def _keep(w, mask, grad_mask):
-  """Returns mask ⊙ w, the tangent of which is grad_mask ⊙ dw."""
-  del grad_mask
-  return jnp.where(mask, w, jnp.zeros((), w.dtype))
-
-
-@_keep.defjvp
-def _(primals, tangents):
-  w, mask, grad_mask = primals
-  return _keep(w, mask, grad_mask), _keep(tangents[0], grad_mask, grad_mask)
+    return primitives.kept_weights(
+        self.array, self.masks.product, self.masks.gradient
+    )
 
 
 class Interpreter:
