@@ -7,7 +7,6 @@ whose tangents are masked by the gradient's mask.
 
 import functools
 
-from hypothesis import example
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -320,3 +319,273 @@ def test_every_body_equals_the_dense_one(body):
 def test_every_wrapper_equals_the_dense_one(wrapper):
   layers = [(wrapper, 'right'), (wrapper, 'times_a_parameter')]
   check_program(layers, 2, 0.5, 'superset')
+
+
+# Transformations around it.
+
+
+def simple(seed=0, sparsity=0.5):
+  rng = np.random.default_rng(seed)
+  draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+  params = {'wi': draw(SIZE, 8), 'b': draw(8), 'wo': draw(8, SIZE)}
+  mask = {
+      name: rng.random(w.shape) >= sparsity if w.ndim == 2 else None
+      for name, w in params.items()
+  }
+  return params, mask, draw(TOKENS, SIZE)
+
+
+def simple_loss(params, x):
+  h = jnp.tanh(x @ params['wi'] + params['b'])
+  return jnp.mean((h @ params['wo'] - x) ** 2)
+
+
+def masked(params, mask):
+  return {
+      name: w if mask[name] is None else np.where(mask[name], w, 0)
+      for name, w in params.items()
+  }
+
+
+def test_a_batch_of_masks_and_weights_is_mapped():
+  params, mask, x = simple()
+  others, other_mask, _ = simple(1)
+  both = jax.tree.map(lambda *p: jnp.stack(p), params, others)
+  masks = jax.tree.map(lambda *m: jnp.stack(m), mask, other_mask)
+  g = skip_zeros(simple_loss)
+  found = jax.vmap(
+      lambda p, m: jax.value_and_grad(g)(p, x, mask=m)
+  )(both, masks)
+  for i, (p, m) in enumerate([(params, mask), (others, other_mask)]):
+    value, grads = jax.value_and_grad(simple_loss)(masked(p, m), x)
+    found_i = jax.tree.map(lambda a, i=i: a[i], found)
+    assert_equal_trees(found_i, (value, masked(grads, m)), 1e-5)
+
+
+def test_the_mask_is_data_and_recompiles_nothing():
+  params, mask, x = simple()
+  traced = []
+
+  def loss(params, x):
+    traced.append(None)
+    return simple_loss(params, x)
+
+  step = jax.jit(jax.grad(skip_zeros(loss)))
+  for m in (mask, jax.tree.map(np.logical_not, mask)):
+    step(params, x, mask=m, grad_mask=jax.tree.map(np.ones_like, m))
+  assert len(traced) == 1
+
+
+def test_without_a_mask_it_is_the_function():
+  params, _, x = simple()
+  found = jax.make_jaxpr(skip_zeros(simple_loss))(params, x)
+  assert str(found) == str(jax.make_jaxpr(simple_loss)(params, x))
+
+
+def test_it_may_be_applied_twice_and_inside_itself():
+  params, mask, x = simple()
+  twice = skip_zeros(skip_zeros(simple_loss))
+  inner = lambda params, x: skip_zeros(simple_loss)(params, x, mask=mask)
+  everything = jax.tree.map(np.ones_like, mask)
+  expected = simple_loss(masked(params, mask), x)
+  for value in (
+      twice(params, x, mask=mask),
+      skip_zeros(inner)(params, x, mask=everything),
+      skip_zeros(inner)(params, x, mask=mask),
+  ):
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+def test_pruned_weights_may_be_nan():
+  params, mask, x = simple()
+  damaged = {
+      name: w if mask[name] is None else np.where(mask[name], w, np.nan)
+      for name, w in params.items()
+  }
+  both = lambda p, x: simple_loss(p, x) + jnp.sum(p['wi'] ** 2)
+  value, grads = jax.value_and_grad(skip_zeros(both))(damaged, x, mask=mask)
+  expected = jax.value_and_grad(both)(masked(params, mask), x)
+  assert_equal_trees((value, grads), (expected[0], masked(expected[1], mask)),
+                     1e-5)
+
+
+def test_a_while_loop_has_values_and_tangents():
+  params, mask, x = simple()
+
+  def f(params, x):
+    w = params['wi'][:, :SIZE]
+    done = lambda carry: (carry[0] < 3) & (jnp.sum(carry[1] @ w) < 1e6)
+    step = lambda carry: (carry[0] + 1, jnp.sin(carry[1] @ w))
+    return jax.lax.while_loop(done, step, (0, x))[1]
+
+  tangents = params, x
+  g = functools.partial(skip_zeros(f), mask=mask)
+  found = jax.jvp(g, (params, x), tangents)
+  kept = masked(params, mask)
+  assert_equal_trees(found, jax.jvp(f, (kept, x), (kept, x)), 1e-5)
+  uses = explain(f)(params, x, mask=mask).uses
+  assert len([use for use in uses if use.kernels]) == 2
+
+
+def test_the_policy_of_remat_saves_sparse_products_as_dense_ones():
+  params, mask, x = simple()
+
+  def computed(policy):
+    loss = jax.checkpoint(simple_loss, policy=policy)
+    gradient = jax.grad(skip_zeros(loss))
+    jaxpr = jax.make_jaxpr(gradient)(params, x, mask=mask)
+    return str(jaxpr).count('= sparse_matmul[')
+
+  policies = jax.checkpoint_policies
+  everything, nothing, dots, no_batch = map(computed, (
+      policies.everything_saveable, policies.nothing_saveable,
+      policies.dots_saveable, policies.dots_with_no_batch_dims_saveable,
+  ))
+  assert everything == dots == no_batch < nothing
+
+
+def test_names_of_layers_and_of_jitted_functions_survive():
+  params, mask, x = simple()
+
+  def loss(params, x):
+    with jax.named_scope('my_layer'):
+      return simple_loss(params, x)
+
+  jaxpr = jax.make_jaxpr(skip_zeros(loss))(params, x, mask=mask)
+  found = {
+      eqn.primitive.name: str(eqn.source_info.name_stack)
+      for eqn in jaxpr.eqns
+  }
+  assert found['sparse_matmul'] == found['tanh'] == 'my_layer'
+
+
+# Dtypes.
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_16_bit_products_agree_with_dense_ones(dtype):
+  params, mask, x = simple()
+  params = jax.tree.map(lambda w: w.astype(dtype), params)
+  x = x.astype(dtype)
+  value, grads = jax.value_and_grad(skip_zeros(simple_loss))(
+      params, x, mask=mask
+  )
+  expected = jax.value_and_grad(simple_loss)(masked(params, mask), x)
+  assert value.dtype == grads['wi'].dtype == dtype
+  assert_equal_trees(
+      jax.tree.map(lambda a: a.astype('float32'), (value, grads)),
+      jax.tree.map(lambda a: np.asarray(a, 'float32'),
+                   (expected[0], masked(expected[1], mask))),
+      3e-2,
+  )
+
+
+def test_a_product_into_a_wider_dtype_is_not_rounded():
+  params, mask, x = simple()
+  wide = lambda p, x: jnp.dot(
+      x.astype('bfloat16'), p['wi'].astype('bfloat16'),
+      preferred_element_type='float32',
+  )
+  found = skip_zeros(wide)(params, x, mask=mask)
+  expected = wide(masked(params, mask), x)
+  assert found.dtype == 'float32'
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+  mixed = lambda p, x: jax.lax.dot(
+      x.astype('bfloat16'), p['wi'], preferred_element_type='float32'
+  )
+  np.testing.assert_allclose(
+      skip_zeros(mixed)(params, x, mask=mask),
+      mixed(masked(params, mask), x), rtol=1e-5, atol=1e-6,
+  )
+
+
+# Arguments.
+
+
+def test_weights_may_be_a_bare_array_or_several_arguments():
+  params, mask, x = simple()
+  bare = lambda x, w: jnp.sum(jnp.sin(x @ w))
+  kept = masked(params, mask)
+  np.testing.assert_allclose(
+      skip_zeros(bare, argnums=1)(x, params['wi'], mask=mask['wi']),
+      bare(x, kept['wi']), rtol=1e-5,
+  )
+  two = lambda wi, x, wo: jnp.sum(jnp.tanh(x @ wi) @ wo)
+  found = skip_zeros(two, argnums=(0, 2))(
+      params['wi'], x, params['wo'], mask=(mask['wi'], mask['wo'])
+  )
+  np.testing.assert_allclose(found, two(kept['wi'], x, kept['wo']), rtol=1e-5)
+
+
+def test_other_arguments_may_be_anything():
+  params, mask, x = simple()
+
+  def loss(params, x, *, train, activation):
+    h = activation(x @ params['wi']) if train else x @ params['wi']
+    return h.sum(), {'mean': h.mean()}
+
+  g = jax.value_and_grad(skip_zeros(loss), has_aux=True)
+  (_, aux), _ = g(params, x, train=True, activation=jnp.tanh, mask=mask)
+  expected = jnp.tanh(x @ masked(params, mask)['wi']).mean()
+  np.testing.assert_allclose(aux['mean'], expected, rtol=1e-5)
+  table = str(explain(loss)(
+      params, x, train=True, activation=jnp.tanh, mask=mask
+  ))
+  assert '6 × 8' in table and 'not used' in table
+
+
+# Right or loud.
+
+
+def test_the_log_names_kernels_and_what_stops_weights_once(caplog):
+  params, mask, x = simple()
+  params['e'] = np.ones((3, SIZE), 'float32')
+  mask['e'] = params['e'] > 0
+  loss = lambda p, x, i: simple_loss(p, x + p['e'][i])
+  step = jax.grad(skip_zeros(loss))
+  with caplog.at_level('INFO', 'spdf_jax'):
+    for _ in range(2):
+      step(params, x, jnp.zeros(TOKENS, int), mask=mask)
+  info, warning = caplog.records
+  assert info.getMessage() == (
+      'skip_zeros: 2 of 3 sparsified weights reach kernels (native).'
+  )
+  assert warning.levelname == 'WARNING'
+  assert "stopped by: 'e' (gather)" in warning.getMessage()
+
+
+def test_the_table_has_a_row_for_every_use():
+  layers = [('scan', 'tied'), ('plain', 'decayed'), ('jit', 'own_backward'),
+            ('remat', 'heads')]
+  params, mask, _, x, _ = draw_arrays(0, len(layers), 0.5, 'none')
+  found = explain(program(layers))(params, x, mask=mask)
+  lines = [line.split() for line in str(found).splitlines()]
+  assert lines[0][:4] == ['weight', 'product', 'tokens', 'kernels']
+  of = lambda name: [line[1:] for line in lines if line[0] == name]
+  assert of('0/w') == [['6', '×', '6', '5', 'native']] * 2
+  assert of('1/w') == [['6', '×', '6', '5', 'native'], ['–', 'integer_pow']]
+  assert of('2/w') == [['–', 'custom_vjp_call']]
+  assert of('3/in') == of('3/out') == [['6', '×', '6', '5', 'native']]
+  assert of('3/w') == [['–', 'not', 'used']]
+
+
+@pytest.mark.parametrize('change, message', [
+    (dict(mask={'w': np.ones(2, bool)}), r"'w', but the parameters"),
+    (dict(mask={'wi': np.ones((SIZE, 8))}), r"mask of 'wi' has dtype float64"),
+    (dict(mask={'wi': np.ones((8, 8), bool)}), r"'wi' is \[8, 8\] and the wei"),
+    (dict(mask={'wi': None}), 'selects no weight'),
+    (dict(grad_mask={'wi': np.ones((SIZE, 8), bool)}), "only one has 'wo'"),
+    (dict(f=lambda p, x: None), 'function that returns None; let it'),
+    (dict(f=lambda p, x: 'loss'), 'function that returns str; let it'),
+    (dict(f=lambda p, x: x.sum()), "'wi', 'wo', which the function does not"),
+    (dict(argnums=2), 'argnums is 2 and the function got 2 positional'),
+    (dict(lowering='fast'), "'fast'"),
+    (dict(mask=None, grad_mask={}), 'grad_mask is given without mask'),
+])
+def test_bad_input_is_named(change, message):
+  params, mask, x = simple()
+  options = {k: change[k] for k in ('argnums', 'lowering') if k in change}
+  masks = {'mask': change.get('mask', mask),
+           'grad_mask': change.get('grad_mask')}
+  with pytest.raises((ValueError, TypeError), match=message):
+    skip_zeros(change.get('f', simple_loss), **options)(params, x, **masks)

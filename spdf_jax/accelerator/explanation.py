@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explanations: which sparsified weights reach kernels, and what stops others."""
+"""Which sparsified weights reach kernels, and what stops the others."""
 
 import dataclasses
 import logging
@@ -28,7 +28,7 @@ class Use(NamedTuple):
   layer: str
 
 
-_HEADER = Use('weight', 'product', 'tokens', 'kernels', 'dense because', '')
+_HEADER = 'weight', 'product', 'tokens', 'kernels', 'dense because'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Explanation:
 
   def __str__(self) -> str:
     unused = set(self.weights) - {use.weight for use in self.uses}
-    rows = [_HEADER, *self.uses] + [
+    rows = [*self.uses] + [
         Use(name, '', 0, '', 'not used', '') for name in sorted(unused)
     ]
-    cells = [
-        [row.weight, row.product, str(row.tokens or ''),
-         row.kernels or '–', row.reason] for row in rows
+    cells = [_HEADER] + [
+        (use.weight, use.product, str(use.tokens or ''), use.kernels or '–',
+         use.reason) for use in rows
     ]
     widths = [max(map(len, column)) for column in zip(*cells)]
     return '\n'.join(
