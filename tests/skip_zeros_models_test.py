@@ -13,7 +13,9 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax import models
 from spdf_jax.accelerator import explain
+from spdf_jax.accelerator import native
 from spdf_jax.accelerator import skip_zeros
 
 pytestmark = pytest.mark.ci
@@ -226,3 +228,70 @@ def test_gradients_in_micro_batches():
       lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5),
       accumulated(fast, kept), spdf.apply_mask(accumulated(loss, kept), mask),
   )
+
+
+STEPS = 300
+
+
+@pytest.mark.parametrize('lowering', ['reference', 'native'])
+def test_rigl_in_a_loop_of_ones_own_has_the_masks_of_the_run(lowering):
+  if lowering == 'native' and not native.is_available():
+    pytest.skip('no native kernels here')
+  model = models.create_model(
+      'gpt-mini', vocab_size=32, n_layers=2, d_model=WIDTH, n_heads=2,
+      max_length=12,
+  )
+  tx = spdf.sparsify(
+      optax.adam(1e-3),
+      spdf.rigl(0.8, update_every=10, update_until=250),
+      where=models.sparsifiable, key=0,
+  )
+  params = model.init(jax.random.key(0), TOKENS)['params']
+  batch = lambda i: jax.random.randint(jax.random.key(i), (2, 12), 0, 32)
+
+  def run_loss(params, masks, tokens):
+    variables = {'params': params, 'masks': masks['mask'],
+                 'grad_masks': masks['grad_mask']}
+    return next_token_loss(model.apply(variables, tokens), tokens)
+
+  plain = lambda p, t: next_token_loss(model.apply({'params': p}, t), t)
+  fast = skip_zeros(plain, lowering=lowering)
+  traces = []
+
+  def own_loss(params, masks, tokens):
+    traces.append(None)
+    return fast(params, tokens, **masks)
+
+  def train(loss):
+    opt_state = tx.init(params)
+    kept = spdf.apply_mask(params, spdf.get_mask(opt_state))
+
+    @jax.jit
+    def step(params, opt_state, tokens):
+      masks = spdf.get_masks(opt_state)
+      grads = jax.grad(loss)(params, masks, tokens)
+      updates, opt_state = tx.update(grads, opt_state, params)
+      return optax.apply_updates(params, updates), opt_state
+
+    masks = []
+    for i in range(STEPS):
+      kept, opt_state = step(kept, opt_state, batch(i))
+      if i % 50 == 49:
+        spdf.check_zeros(kept, opt_state)
+        masks.append(jax.tree.map(np.asarray, spdf.get_mask(opt_state)))
+    return kept, masks
+
+  run, masks_of_run = train(run_loss)
+  own, own_masks = train(own_loss)
+  assert len(traces) == 1
+  changed = jax.tree.map(lambda one, other: (one != other).any(),
+                         masks_of_run[0], masks_of_run[-1])
+  assert all(jax.tree.leaves(changed))
+  count = lambda masks: [int(m.sum()) for m in jax.tree.leaves(masks)]
+  assert count(own_masks) == count(masks_of_run)
+  if lowering == 'reference':
+    jax.tree.map(np.testing.assert_array_equal, own_masks, masks_of_run)
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-4),
+        own, run,
+    )
