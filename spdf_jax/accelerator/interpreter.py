@@ -59,7 +59,7 @@ class Value(NamedTuple):
     )
 
 
-class Interpreter:
+class Evaluation:
   """The state of one evaluation.
 
   Attributes:
@@ -121,18 +121,18 @@ class Interpreter:
         self.uses[name, id(eqn)] = use._replace(weight=name)
 
 
-# The rules. Each is a function of the interpreter, an equation and the values
+# The rules. Each is a function of the evaluation, an equation and the values
 # of its operands, of which at least one has masks. It returns the values of the
 # results, or a string, the reason why the equation must be evaluated as it is.
 
-Rule = Callable[[Interpreter, Any, list[Value]], list[Value] | str]
+Rule = Callable[[Evaluation, Any, list[Value]], list[Value] | str]
 
 
-def _no_rule(interpreter, eqn, values):
+def _no_rule(evaluation, eqn, values):
   return eqn.primitive.name
 
 
-def _unchanged(interpreter, eqn, values):
+def _unchanged(evaluation, eqn, values):
   """Rule of operations on single entries that keep zeros, as a cast does."""
   outs = jaxprs.evaluate(eqn, *(value.array for value in values))
   if any(
@@ -143,7 +143,7 @@ def _unchanged(interpreter, eqn, values):
   return [Value(out, value.masks) for out, value in zip(outs, values)]
 
 
-def _moved(interpreter, eqn, values):
+def _moved(evaluation, eqn, values):
   """Rule of operations that move entries: they move the masks likewise."""
   outs = jaxprs.evaluate(eqn, *(value.array for value in values))
 
@@ -164,7 +164,7 @@ def _moved(interpreter, eqn, values):
   ]
 
 
-def _scaled(interpreter, eqn, values):
+def _scaled(evaluation, eqn, values):
   """Rule of multiplication and division by anything: zeros stay zeros."""
   first = next(i for i, value in enumerate(values) if value.masks)
   if first and eqn.primitive.name == 'div':
@@ -179,7 +179,7 @@ def _scaled(interpreter, eqn, values):
   ))]
 
 
-def _product(interpreter, eqn, values):
+def _product(evaluation, eqn, values):
   """Rule of `dot_general`: multiplies by `sparse_matmul`."""
   (of_left, of_right), (batch_left, batch_right) = (
       eqn.params['dimension_numbers']
@@ -218,7 +218,7 @@ def _product(interpreter, eqn, values):
       jnp.promote_types(array.dtype, w.array.dtype), out.dtype
   )
   multiply = functools.partial(
-      primitives.sparse_matmul, lowering=interpreter.lowering,
+      primitives.sparse_matmul, lowering=evaluation.lowering,
       layer=', '.join(sorted(w.masks.weights)),
   )
   operands = (
@@ -235,12 +235,12 @@ def _product(interpreter, eqn, values):
     y = jnp.moveaxis(
         y, range(first, first + len(of_tokens)), range(-len(of_tokens), 0)
     )
-  interpreter.note(
+  evaluation.note(
       eqn, [x], reason='the other operand of a product is sparse'
   )
-  interpreter.note(
+  evaluation.note(
       eqn, [w], product=' × '.join(map(str, (*stack, inputs, outputs))),
-      tokens=tokens.shape[-2], kernels=interpreter.lowering,
+      tokens=tokens.shape[-2], kernels=evaluation.lowering,
   )
   return [Value(y)]
 
@@ -260,12 +260,12 @@ def _unsupported(x, w, out, params):
   return None
 
 
-def _sparse_product(interpreter, eqn, values):
+def _sparse_product(evaluation, eqn, values):
   """Rule of a product by `sparse_matmul` itself: its masks are intersected."""
   x, w, mask, grad_mask = values
   if w.masks is None:
     return eqn.primitive.name
-  interpreter.note(eqn, [x], reason='inputs of sparse_matmul')
+  evaluation.note(eqn, [x], reason='inputs of sparse_matmul')
   y = eqn.primitive.bind(
       x.masked(), w.array, mask.array & w.masks.product,
       grad_mask.array & w.masks.gradient, **eqn.params,
@@ -273,7 +273,7 @@ def _sparse_product(interpreter, eqn, values):
   *stack, inputs, outputs = w.array.shape
   if eqn.params['transpose']:
     inputs, outputs = outputs, inputs
-  interpreter.note(
+  evaluation.note(
       eqn, [w], product=' × '.join(map(str, (*stack, inputs, outputs))),
       tokens=x.array.size // inputs // math.prod(stack),
       kernels=eqn.params['lowering'],
@@ -284,15 +284,15 @@ def _sparse_product(interpreter, eqn, values):
 # Control flow: its inner jaxprs are evaluated with the same rules.
 
 
-def _inlined(interpreter, eqn, values):
+def _inlined(evaluation, eqn, values):
   """Rule of `jit` and other calls."""
-  return interpreter.evaluate(*jaxprs.only_jaxpr(eqn), values)
+  return evaluation.evaluate(*jaxprs.only_jaxpr(eqn), values)
 
 
-def _remat(interpreter, eqn, values):
+def _remat(evaluation, eqn, values):
   policy = eqn.params['policy']
   run = jax.checkpoint(
-      interpreter.function(eqn.params['jaxpr']),
+      evaluation.function(eqn.params['jaxpr']),
       prevent_cse=eqn.params['prevent_cse'],
       policy=policy and functools.partial(_as_dot_general, policy),
   )
@@ -312,23 +312,23 @@ def _as_dot_general(policy, primitive, *args, **params):
   return policy(primitive, *args, **params)
 
 
-def _cond(interpreter, eqn, values):
+def _cond(evaluation, eqn, values):
   if eqn.params.get('branches_platforms'):
     return 'platform_dependent'
-  branches = map(interpreter.function, eqn.params['branches'])
+  branches = map(evaluation.function, eqn.params['branches'])
   out = jax.lax.switch(
       values[0].array, list(branches), *_parts(values[1:])
   )
   return list(map(Value, out))
 
 
-def _scan(interpreter, eqn, values):
+def _scan(evaluation, eqn, values):
   inner, _ = jaxprs.only_jaxpr(eqn)
   consts, carry = jaxprs.scan_operands(eqn)
   first = consts + carry
   pairs = zip(inner.invars[consts:first], inner.outvars)
-  values, kept = _loop(interpreter, eqn, values, consts, pairs)
-  step = interpreter.function(eqn.params['jaxpr'])
+  values, kept = _loop(evaluation, eqn, values, consts, pairs)
+  step = evaluation.function(eqn.params['jaxpr'])
   fixed, fixed_masks = _parts(values[:consts])
 
   def body(carried, x):
@@ -350,15 +350,15 @@ def _scan(interpreter, eqn, values):
   return [*ends, *map(Value, ys)]
 
 
-def _while(interpreter, eqn, values):
+def _while(evaluation, eqn, values):
   of_test = eqn.params['cond_nconsts']
   of_body = eqn.params['body_nconsts']
   first = of_test + of_body
   body, _ = jaxprs.opened(eqn.params['body_jaxpr'])
   pairs = zip(body.invars[of_body:], body.outvars)
-  values, kept = _loop(interpreter, eqn, values, first, pairs)
-  test = interpreter.function(eqn.params['cond_jaxpr'])
-  step = interpreter.function(eqn.params['body_jaxpr'])
+  values, kept = _loop(evaluation, eqn, values, first, pairs)
+  test = evaluation.function(eqn.params['cond_jaxpr'])
+  step = evaluation.function(eqn.params['body_jaxpr'])
 
   def call(run, consts, carried):
     constant = [kept.get(i, Value(c)) for i, c in enumerate(carried)]
@@ -375,11 +375,11 @@ def _while(interpreter, eqn, values):
   return [kept.get(i, Value(end)) for i, end in enumerate(ends)]
 
 
-def _loop(interpreter, eqn, values, start, carry):
+def _loop(evaluation, eqn, values, start, carry):
   """Masks the carry of a loop, but for weights that the body does not change.
 
   Args:
-    interpreter: The interpreter.
+    evaluation: The evaluation.
     eqn: Equation of the loop.
     values: Values of its operands.
     start: Index of the carry in `values`.
@@ -396,17 +396,17 @@ def _loop(interpreter, eqn, values, start, carry):
     if before is after:
       kept[i] = value
     else:
-      interpreter.note(eqn, [value], reason=f'the carry of {eqn.primitive}')
+      evaluation.note(eqn, [value], reason=f'the carry of {eqn.primitive}')
       values[start + i] = Value(value.masked())
   return values, kept
 
 
-def _shard_map(interpreter, eqn, values):
+def _shard_map(evaluation, eqn, values):
   params = eqn.params
   arrays, masks = _parts(values)
   specs = list(params['in_specs'])
   run = jax.shard_map(
-      interpreter.function(params['jaxpr']),
+      evaluation.function(params['jaxpr']),
       mesh=params['mesh'],
       in_specs=(specs, [m and spec for m, spec in zip(masks, specs)]),
       out_specs=list(params['out_specs']),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jax.extend import core
 
 
-def opened(jaxpr: Any) -> tuple[core.Jaxpr, Sequence[Any]]:
+def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
   """Returns an open jaxpr and its constants, of an open or a closed one.
 
   Example:
@@ -21,7 +21,7 @@ def opened(jaxpr: Any) -> tuple[core.Jaxpr, Sequence[Any]]:
   return getattr(jaxpr, 'jaxpr', jaxpr), getattr(jaxpr, 'consts', ())
 
 
-def only_jaxpr(eqn: core.JaxprEqn) -> tuple[core.Jaxpr, Sequence[Any]]:
+def only_jaxpr(eqn: core.JaxprEqn) -> tuple[Any, Sequence[Any]]:
   """Returns the one inner jaxpr of an equation, such as `jit`, opened.
 
   Raises:

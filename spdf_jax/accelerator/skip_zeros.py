@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from spdf_jax import lowerings
 from spdf_jax.accelerator.explanation import Explanation
-from spdf_jax.accelerator.interpreter import Interpreter
+from spdf_jax.accelerator.interpreter import Evaluation
 from spdf_jax.accelerator.interpreter import Masks
 from spdf_jax.accelerator.interpreter import Value
 from spdf_jax.sparsity import trees
@@ -199,13 +199,13 @@ def _call(f, argnums, lowering, args, kwargs, mask, grad_mask):
       [leaves[i] for i in chosen]
   )
   _check_used(closed.jaxpr, [names[i] for i in chosen])
-  interpreter = Interpreter(lowering)
-  outs = interpreter.evaluate(closed.jaxpr, closed.consts, [
+  evaluation = Evaluation(lowering)
+  outs = evaluation.evaluate(closed.jaxpr, closed.consts, [
       Value(leaves[i], Masks(masks[i], of_gradient[i], frozenset([names[i]])))
       for i in chosen
   ])
   explanation = Explanation(
-      tuple(names[i] for i in chosen), tuple(interpreter.uses.values())
+      tuple(names[i] for i in chosen), tuple(evaluation.uses.values())
   )
   outs = [out.masked() for out in outs]
   return jax.tree.unflatten(jax.tree.structure(shapes), outs), explanation
