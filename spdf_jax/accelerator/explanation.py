@@ -93,8 +93,8 @@ class Explanation:
     )
     if self.dense:
       logger.warning(
-          'skip_zeros: %d of %d sparsified weights stay dense, stopped by: %s; '
-          'spdf_jax.accelerator.explain prints all of them.',
+          'skip_zeros: %d of %d sparsified weights stay dense, by what stops '
+          'them: %s; spdf_jax.accelerator.explain prints all their uses.',
           len(self.dense), len(self.weights),
           ', '.join(f'{n!r} ({why})' for n, why in self.dense.items()),
       )

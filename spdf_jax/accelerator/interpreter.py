@@ -18,6 +18,7 @@ from jax.extend import core
 from jax.extend import source_info_util
 import jax.numpy as jnp
 
+from spdf_jax.accelerator import auto
 from spdf_jax.accelerator import jaxprs
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.explanation import Use
@@ -112,10 +113,13 @@ class Evaluation:
 
     return call
 
+  def layer(self) -> str:
+    """Returns the name stack of the equation that is being evaluated."""
+    return str(source_info_util.current_name_stack())
+
   def note(self, eqn: Any, values: Sequence[Value], **fields: Any) -> None:
     """Notes a use of all weights among the operands of an equation."""
-    layer = str(source_info_util.current_name_stack())
-    use = Use('', '', 0, '', '', layer)._replace(**fields)
+    use = Use('', '', 0, '', '', self.layer())._replace(**fields)
     for value in values:
       for name in sorted(value.masks.weights) if value.masks else ():
         self.uses[name, id(eqn)] = use._replace(weight=name)
@@ -133,7 +137,7 @@ def _no_rule(evaluation, eqn, values):
 
 
 def _unchanged(evaluation, eqn, values):
-  """Rule of operations on single entries that keep zeros, as a cast does."""
+  """Keeps the masks, for operations that keep zeros, such as a cast."""
   outs = jaxprs.evaluate(eqn, *(value.array for value in values))
   if any(
       value.masks and not jnp.issubdtype(out.dtype, jnp.floating)
@@ -144,7 +148,7 @@ def _unchanged(evaluation, eqn, values):
 
 
 def _moved(evaluation, eqn, values):
-  """Rule of operations that move entries: they move the masks likewise."""
+  """Moves the masks as the equation moves the entries."""
   outs = jaxprs.evaluate(eqn, *(value.array for value in values))
 
   def move(kind):
@@ -165,7 +169,7 @@ def _moved(evaluation, eqn, values):
 
 
 def _scaled(evaluation, eqn, values):
-  """Rule of multiplication and division by anything: zeros stay zeros."""
+  """Multiplies or divides weights by anything: zeros stay zeros."""
   first = next(i for i, value in enumerate(values) if value.masks)
   if first and eqn.primitive.name == 'div':
     return 'div'
@@ -180,69 +184,66 @@ def _scaled(evaluation, eqn, values):
 
 
 def _product(evaluation, eqn, values):
-  """Rule of `dot_general`: multiplies by `sparse_matmul`."""
-  (of_left, of_right), (batch_left, batch_right) = (
-      eqn.params['dimension_numbers']
-  )
-  on_right = values[1].masks is not None
-  sides = [
-      (values[0], of_left, batch_left), (values[1], of_right, batch_right)
-  ]
-  (x, of_x, batch_x), (w, of_w, batch_w) = sides if on_right else sides[::-1]
-  array = jnp.asarray(x.masked())
-  out = eqn.outvars[0].aval
+  """Multiplies by `sparse_matmul` in place of `dot_general`."""
+  contracted, batches = eqn.params['dimension_numbers']
+  side = int(values[1].masks is not None)  # That of the weights.
+  x, w = values[1 - side], values[side]
+  array, out = jnp.asarray(x.masked()), eqn.outvars[0].aval
   reason = _unsupported(array, w.array, out, eqn.params)
   if reason:
     return reason
+  evaluation.note(eqn, [x], reason='the other operand of a product is sparse')
 
-  def axes(ndim, contracted, batch):
-    free = [a for a in range(ndim) if a not in (*contracted, *batch)]
-    return list(batch), list(contracted), free
-
-  shape = w.array.shape
-  batch, contracted, free = axes(w.array.ndim, of_w, batch_w)
-  stack, (inputs, outputs) = [shape[a] for a in batch], [
-      math.prod(shape[a] for a in part) for part in (contracted, free)
-  ]
-  matrices = (math.prod(stack),) if stack else ()
-
-  def matrix(a):
-    a = jnp.transpose(a, [*batch, *contracted, *free])
-    return a.reshape(*matrices, inputs, outputs)
-
-  batch_x, contracted_x, free_x = axes(array.ndim, of_x, batch_x)
-  tokens = jnp.transpose(array, [*batch_x, *free_x, *contracted_x])
-  tokens = tokens.reshape(*matrices, -1, inputs)
-  # A result wider than the operands is one of their products in its dtype.
-  dtype = jnp.promote_types(
-      jnp.promote_types(array.dtype, w.array.dtype), out.dtype
+  stacked, summed, free = _axes(w.array, contracted[side], batches[side])
+  stacked_x, summed_x, tokens = _axes(
+      array, contracted[1 - side], batches[1 - side]
   )
-  multiply = functools.partial(
-      primitives.sparse_matmul, lowering=evaluation.lowering,
-      layer=', '.join(sorted(w.masks.weights)),
+  sizes = lambda a, axes: [a.shape[axis] for axis in axes]
+  stack, inputs, outputs = (
+      math.prod(sizes(w.array, axes)) for axes in (stacked, summed, free)
   )
-  operands = (
-      tokens.astype(dtype), matrix(w.array).astype(dtype),
+  shape = (stack, inputs, outputs) if stacked else (inputs, outputs)
+  array = jnp.transpose(array, stacked_x + tokens + summed_x)
+  array = array.reshape(
+      *shape[:-2], *array.shape[len(stacked):][:len(tokens)], inputs
+  )
+  matrix = lambda a: (
+      jnp.transpose(a, stacked + summed + free).reshape(shape)
+  )
+  # A result wider than the operands is their product in its dtype.
+  dtype = functools.reduce(
+      jnp.promote_types, (array.dtype, w.array.dtype, out.dtype)
+  )
+  array = array.astype(dtype)
+  multiply = lambda x, w, mask, grad_mask: primitives.sparse_matmul(
+      x, w, mask, grad_mask=grad_mask, lowering=evaluation.lowering,
+      layer=evaluation.layer(),
+  )
+  y = (jax.vmap(multiply) if stacked else multiply)(
+      array, matrix(w.array).astype(dtype),
       matrix(w.masks.product), matrix(w.masks.gradient),
   )
-  y = (jax.vmap if stack else lambda f: f)(
-      lambda x, w, mask, grad_mask: multiply(x, w, mask, grad_mask=grad_mask)
-  )(*operands).astype(out.dtype)
-  of_tokens = [array.shape[a] for a in free_x]
-  y = y.reshape(*stack, *of_tokens, *(shape[a] for a in free))
-  if not on_right:
-    first = len(stack)
-    y = jnp.moveaxis(
-        y, range(first, first + len(of_tokens)), range(-len(of_tokens), 0)
-    )
-  evaluation.note(
-      eqn, [x], reason='the other operand of a product is sparse'
+  y = y.astype(out.dtype).reshape(
+      *sizes(w.array, stacked), *array.shape[len(shape) - 2:-1],
+      *sizes(w.array, free),
   )
+  if not side:
+    first = len(stacked)
+    y = jnp.moveaxis(
+        y, range(first, first + len(tokens)), range(-len(tokens), 0)
+    )
+  kernels, reason = auto.describe(evaluation.lowering, array, shape)
   evaluation.note(
-      eqn, [w], product=' × '.join(map(str, (*stack, inputs, outputs))),
-      tokens=tokens.shape[-2], kernels=evaluation.lowering,
+      eqn, [w], product=' × '.join(map(str, shape)),
+      tokens=array.size // inputs // stack, kernels=kernels, reason=reason,
   )
   return [Value(y)]
+
+
+def _axes(a, summed, stacked):
+  """Returns the batch, contracted and other axes of an operand of a product."""
+  free = [i for i in range(a.ndim) if i not in (*summed, *stacked)]
+  return list(stacked), list(summed), free
 
 
 def _unsupported(x, w, out, params):
@@ -261,7 +262,7 @@ def _unsupported(x, w, out, params):
 
 
 def _sparse_product(evaluation, eqn, values):
-  """Rule of a product by `sparse_matmul` itself: its masks are intersected."""
+  """Intersects the masks of a product by `sparse_matmul` itself."""
   x, w, mask, grad_mask = values
   if w.masks is None:
     return eqn.primitive.name
@@ -270,13 +271,13 @@ def _sparse_product(evaluation, eqn, values):
       x.masked(), w.array, mask.array & w.masks.product,
       grad_mask.array & w.masks.gradient, **eqn.params,
   )
-  *stack, inputs, outputs = w.array.shape
-  if eqn.params['transpose']:
-    inputs, outputs = outputs, inputs
+  *stack, _, _ = w.array.shape
+  lowering = eqn.params['lowering']
+  kernels, reason = auto.describe(lowering, x.array, w.array.shape)
   evaluation.note(
-      eqn, [w], product=' × '.join(map(str, (*stack, inputs, outputs))),
-      tokens=x.array.size // inputs // math.prod(stack),
-      kernels=eqn.params['lowering'],
+      eqn, [w], product=' × '.join(map(str, w.array.shape)),
+      tokens=x.array.size // x.array.shape[-1] // math.prod(stack),
+      kernels=kernels, reason=reason,
   )
   return [Value(y)]
 
@@ -285,7 +286,7 @@ def _sparse_product(evaluation, eqn, values):
 
 
 def _inlined(evaluation, eqn, values):
-  """Rule of `jit` and other calls."""
+  """Evaluates the jaxpr of `jit` and other calls in place."""
   return evaluation.evaluate(*jaxprs.only_jaxpr(eqn), values)
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from spdf_jax import lowerings
+from spdf_jax.accelerator import auto
 from spdf_jax.accelerator.explanation import Explanation
 from spdf_jax.accelerator.interpreter import Evaluation
 from spdf_jax.accelerator.interpreter import Masks
@@ -28,7 +29,7 @@ def skip_zeros(
     f: Callable[..., PyTree],
     *,
     argnums: int | Sequence[int] = 0,
-    lowering: str = lowerings.NATIVE,
+    lowering: str = auto.AUTO,
 ) -> Callable[..., PyTree]:
   r"""Makes a function skip the zeros of its weights, whatever its model is.
 
@@ -46,7 +47,9 @@ def skip_zeros(
     f: Function, such as the loss of a model in Flax, Equinox or plain JAX. It
       must take the weights as an argument and return arrays.
     argnums: Position of the argument with the weights, or positions of several.
-    lowering: Lowering of the products, see `sparse_matmul`.
+    lowering: Lowering of the products, see `sparse_matmul`. `'auto'`: native
+      kernels where they are faster than XLA's dense products on this processor,
+      by the sizes of each product and the sparsity of its mask.
 
   Returns:
     A function with the arguments of `f`, `mask` and `grad_mask`. `mask` is a
@@ -99,7 +102,7 @@ def explain(
     f: Callable[..., PyTree],
     *,
     argnums: int | Sequence[int] = 0,
-    lowering: str = lowerings.NATIVE,
+    lowering: str = auto.AUTO,
 ) -> Callable[..., Explanation]:
   """Returns a function that tells which weights reach kernels in `skip_zeros`.
 
@@ -124,7 +127,7 @@ def explain(
     >>> print(explain(f)(params, jnp.array([0, 2, 1]), mask=mask))
     weight  product  tokens  kernels  dense because
     e                        –        gather
-    w       4 × 2    3       native
+    w       4 × 2    3       –        fewer than 64 tokens
   """
   lowerings.check_lowering(lowering)
 

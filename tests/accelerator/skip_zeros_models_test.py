@@ -69,7 +69,8 @@ def check(loss, params, mask, *args, grad=jax.value_and_grad, reached=None):
   """Checks values and gradients, and that all sparsified weights reach."""
   kept = spdf.apply_mask(params, mask)
   everywhere = jax.tree.map(jnp.ones_like, mask)
-  value, grads = jax.jit(grad(skip_zeros(loss)))(
+  fast = skip_zeros(loss, lowering='native')
+  value, grads = jax.jit(grad(fast))(
       kept, *args, mask=mask, grad_mask=everywhere
   )
   expected, dense = jax.jit(grad(loss))(kept, *args)
@@ -79,7 +80,7 @@ def check(loss, params, mask, *args, grad=jax.value_and_grad, reached=None):
           one, other, atol=1e-5, rtol=1e-4
       ), grads, dense,
   )
-  found = explain(loss)(kept, *args, mask=mask)
+  found = explain(loss, lowering='native')(kept, *args, mask=mask)
   assert not found.dense, str(found)
   assert len(found.reached) == len(jax.tree.leaves(mask))
 
@@ -170,7 +171,7 @@ def test_an_nnx_module_and_its_optimizer():
   np.testing.assert_allclose(step(model, optimizer, x), dense, rtol=1e-5)
   assert step(model, optimizer, x) < dense
   spdf.check_zeros(nnx.state(model, nnx.Param), optimizer.opt_state)
-  found = explain(loss)(model, x, mask=mask)
+  found = explain(loss, lowering='native')(model, x, mask=mask)
   assert len(found.reached) == len(jax.tree.leaves(mask)) == 6
 
 
@@ -192,7 +193,8 @@ def test_an_equinox_module_with_functions_among_its_leaves():
           one, np.where(m, other, 0), atol=1e-6
       ), mask, grads, dense, is_leaf=lambda m: m is None,
   )
-  assert len(explain(loss)(kept, x, mask=mask).reached) == 3
+  found = explain(loss, lowering='native')(kept, x, mask=mask)
+  assert len(found.reached) == 3
 
 
 def test_an_explanation_needs_shapes_only():
@@ -204,7 +206,7 @@ def test_an_explanation_needs_shapes_only():
   )
   loss = lambda p, t: next_token_loss(model.apply({'params': p}, t), t)
   tokens = jax.ShapeDtypeStruct(TOKENS.shape, 'int32')
-  found = explain(loss)(params, tokens, mask=mask)
+  found = explain(loss, lowering='native')(params, tokens, mask=mask)
   assert found.dense == {} and 'gather' in str(found)  # Tied to the head.
 
 
@@ -255,7 +257,7 @@ def test_rigl_in_a_loop_of_ones_own_has_the_masks_of_the_run(lowering):
     return next_token_loss(model.apply(variables, tokens), tokens)
 
   plain = lambda p, t: next_token_loss(model.apply({'params': p}, t), t)
-  fast = skip_zeros(plain, lowering=lowering)
+  fast = spdf.skip_zeros(plain, lowering=lowering)
   traces = []
 
   def own_loss(params, masks, tokens):
