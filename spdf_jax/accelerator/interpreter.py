@@ -19,6 +19,7 @@ from jax.extend import source_info_util
 import jax.numpy as jnp
 
 from spdf_jax.accelerator import auto
+from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import jaxprs
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.explanation import Use
@@ -185,11 +186,33 @@ def _scaled(evaluation, eqn, values):
 
 def _product(evaluation, eqn, values):
   """Multiplies by `sparse_matmul` in place of `dot_general`."""
-  contracted, batches = eqn.params['dimension_numbers']
+  if eqn.params['out_sharding'] is not None:
+    return 'a product with an out_sharding'
+  # A result wider than the operands is their product in its dtype.
+  dtype = functools.reduce(
+      jnp.promote_types, [var.aval.dtype for var in (*eqn.invars, *eqn.outvars)]
+  )
+  numbers = eqn.params['dimension_numbers']
+  return _multiply(evaluation, eqn, values, numbers, dtype)
+
+
+def _einsum(evaluation, eqn, values):
+  """Multiplies by `sparse_matmul` in place of `bf16_matmul.einsum`."""
+  numbers = bf16_matmul.dimension_numbers(eqn.params['subscripts'])
+  if numbers is None:
+    return eqn.primitive.name
+  # Kernels sum in float32, too; callers round the result to 16 bits.
+  dtype = eqn.invars[0].aval.dtype
+  return _multiply(evaluation, eqn, values, numbers, dtype)
+
+
+def _multiply(evaluation, eqn, values, dimension_numbers, dtype):
+  """Multiplies by `sparse_matmul` in a dtype, or returns what it lacks."""
+  contracted, batches = dimension_numbers
   side = int(values[1].masks is not None)  # That of the weights.
   x, w = values[1 - side], values[side]
   array, out = jnp.asarray(x.masked()), eqn.outvars[0].aval
-  reason = _unsupported(array, w.array, out, eqn.params)
+  reason = _unsupported(array, w.array, out)
   if reason:
     return reason
   evaluation.note(eqn, [x], reason='the other operand of a product is sparse')
@@ -209,10 +232,6 @@ def _product(evaluation, eqn, values):
   )
   matrix = lambda a: (
       jnp.transpose(a, stacked + summed + free).reshape(shape)
-  )
-  # A result wider than the operands is their product in its dtype.
-  dtype = functools.reduce(
-      jnp.promote_types, (array.dtype, w.array.dtype, out.dtype)
   )
   array = array.astype(dtype)
   multiply = lambda x, w, mask, grad_mask: primitives.sparse_matmul(
@@ -246,15 +265,13 @@ def _axes(a, summed, stacked):
   return list(stacked), list(summed), free
 
 
-def _unsupported(x, w, out, params):
+def _unsupported(x, w, out):
   """Returns why a product cannot be one of `sparse_matmul`, or `None`."""
   for dtype in (x.dtype, w.dtype, out.dtype):
     if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 2:
       return f'a product of {dtype}'
   if 0 in x.shape + w.shape:
     return 'a product with an empty axis'
-  if params['out_sharding'] is not None:
-    return 'a product with an out_sharding'
   explicit = jax.sharding.AxisType.Explicit
   if any(explicit in jax.typeof(a).sharding.mesh.axis_types for a in (x, w)):
     return 'explicit sharding'
@@ -436,6 +453,7 @@ RULES: dict[str, Rule] = {
     ), _moved),
     **_by_name(('div', 'mul'), _scaled),
     'dot_general': _product,
+    'bf16_einsum': _einsum,
     'sparse_matmul': _sparse_product,
     **_by_name(('call', 'closed_call', 'core_call', 'jit', 'pjit'), _inlined),
     **_by_name(('checkpoint', 'remat', 'remat2'), _remat),
