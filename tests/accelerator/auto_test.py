@@ -119,7 +119,7 @@ def test_an_unknown_processor_is_measured_once_while_a_step_is_traced(
   assert len(measured) == 1
 
 
-def test_what_cannot_be_faster_is_dense_and_said(on_processor):
+def test_products_that_cannot_be_faster_are_dense_and_explained(on_processor):
   on_processor('AuthenticAMD', 'avx512')
   multiply = lambda w, x: x @ w
   x, w, mask = operands(0.75)

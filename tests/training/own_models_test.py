@@ -82,7 +82,7 @@ def module(monkeypatch):
   found.number = lambda **sizes: (3, True)
   found.nothing = lambda **sizes: (found.Mixer(**sizes), {'no_such': True})
   found.wide = lambda vocab_size, **sizes: (
-      found.Mixer(vocab_size + 1, **sizes), {'MaskedDense_*': True}
+      found.Mixer(vocab_size + 1, **sizes), {'Dense_*': True}
   )
   found.normed = lambda **sizes: (
       nn.Sequential([nn.Embed(17, 17), nn.BatchNorm(False), nn.Dense(17)]),

@@ -58,9 +58,9 @@ def sparse_steps(
   Returns:
     A `SparseSteps`, the argument of `train_step`: the model with kernels and
     the sparsity above which a step uses it. `None`: no step uses kernels, also
-    because there are several devices, or for native kernels no CPU, the model
-    has no products to replace, or kernels for its dtype are not available; the
-    log has the reason if they cannot be built.
+    because there are several devices, or for native kernels no CPU, or kernels
+    for its dtype are not available; the log has the reason if they cannot be
+    built.
 
   Raises:
     ValueError: `matmul` is unknown.
