@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """spdf_jax: sparse pre-training and dense fine-tuning in JAX.
 
-This namespace holds the sparsity transforms, which need only jax, optax and
-numpy. Models, data, training, evaluation, costs and runs are imported by name,
-e.g. `from spdf_jax import models`.
+This namespace holds the sparsity transforms and `skip_zeros`, which need only
+jax, optax and numpy. Models, data, training, evaluation, costs and runs are
+imported by name, e.g. `from spdf_jax import models`.
 """
 
 import importlib.util
 
+from spdf_jax.accelerator import skip_zeros
 from spdf_jax.sparsity import *  # noqa: F403
-from spdf_jax.sparsity import __all__ as __all__
+from spdf_jax.sparsity import __all__ as _transforms
+
+__all__ = [*_transforms, 'skip_zeros']  # noqa: PLE0604
 
 __version__ = '0.1.0'
 

@@ -269,8 +269,8 @@ def test_readme_script_runs_with_jax_optax_and_numpy_only(run_with_core_only):
   done = run_with_core_only(script)
   assert done.returncode == 0, done.stderr
   sparse, dense = done.stdout.split('loss ')[1:]
-  assert 'all parameters: 75.00% zeros of 2,304' in sparse
-  assert 'all parameters: 0.00% zeros of 2,304' in dense
+  assert 'all parameters: 75.00% zeros of 524,288' in sparse
+  assert 'all parameters: 0.00% zeros of 524,288' in dense
   # And both learned: the targets' variance is about one half.
   assert float(dense.split()[0]) < float(sparse.split()[0]) < 0.5
 

@@ -11,17 +11,21 @@ from spdf_jax.accelerator.primitives import matmuls_saveable
 from spdf_jax.accelerator.primitives import sampled_matmul_p
 from spdf_jax.accelerator.primitives import sparse_matmul
 from spdf_jax.accelerator.primitives import sparse_matmul_p
+from spdf_jax.accelerator.skip_zeros import explain
+from spdf_jax.accelerator.skip_zeros import skip_zeros
 from spdf_jax.lowerings import register_lowering
 
 __all__ = [
     'NATIVE',
     'ListedMatrix',
+    'explain',
     'list_matrix',
     'list_params',
     'listed_matmul',
     'matmuls_saveable',
     'register_lowering',
     'sampled_matmul_p',
+    'skip_zeros',
     'sparse_matmul',
     'sparse_matmul_p',
 ]

@@ -127,6 +127,33 @@ def einsum(
   )
 
 
+def dimension_numbers(subscripts: str) -> Any:
+  """Returns the dimension numbers of `dot_general` for an einsum.
+
+  Args:
+    subscripts: Subscripts of the einsum, as for `einsum`.
+
+  Returns:
+    The dimension numbers; `None` if `dot_general` orders the axes of the result
+    otherwise, or an operand is summed alone.
+
+  Example:
+    >>> dimension_numbers('bik,kj->bij')
+    (([2], [0]), ([], []))
+  """
+  (of_x, of_y), of_z = _split(subscripts)
+  shared = [a for a in of_x if a in of_y]
+  stacked = [a for a in shared if a in of_z]
+  free = [a for a in of_x + of_y if a not in shared]
+  if ''.join(stacked + free) != of_z:
+    return None
+  summed = [a for a in shared if a not in of_z]
+  places = lambda axes: tuple(
+      [of.index(a) for a in axes] for of in (of_x, of_y)
+  )
+  return places(summed), places(stacked)
+
+
 def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
   """Multiplies by dense weights, in the faster of two ways.
 

@@ -5,8 +5,10 @@ They are known for the kinds of processors on which whole steps were measured.
 On any other one, a layer is measured once, and the result is cached.
 """
 
+import functools
 import json
 import logging
+import pathlib
 import statistics
 import time
 from typing import Any
@@ -53,6 +55,7 @@ _LEAST_SPEEDUP = 1.1
 """Least speed-up of a layer; a step also scans masks and updates weights."""
 _REPEATS = 5
 _MOST_TOKENS = 1024
+_TILES = 'amx'
 
 
 def crossover(
@@ -74,19 +77,13 @@ def crossover(
   Raises:
     ValueError: the cached measurement is damaged.
   """
-  kernels = native.kernels(dtype)
-  vendor = processor.vendor()
-  known = MEASURED.get((vendor, kernels))
-  if in_blocks:
-    has_tiles = dtype == 'bfloat16' and native.has_matrix_unit()
-    kernels = 'amx' if has_tiles else f'{kernels}-blocks'
-    # By vectors, blocks pay at least where zeros at other places do.
-    known = MEASURED.get((vendor, kernels), None if has_tiles else known)
+  known = known_crossover(dtype, in_blocks)
   if known is not None:
     return known
   tokens = min(tokens, _MOST_TOKENS)
   cache = library.build().with_name(
-      f'crossover-{processor.identity()}-{kernels}-{width}-{tokens}.json'
+      f'crossover-{processor.identity()}-{_kernels(dtype, in_blocks)}-{width}-'
+      f'{tokens}.json'
   )
   if cache.exists():
     fix = 'delete it, so that the kernels are measured again.'
@@ -94,17 +91,43 @@ def crossover(
     if not isinstance(found, float) or not 0 <= found <= NEVER:
       raise ValueError(f'{cache} has the crossover {found!r}; {fix}')
     return found
-  found = measure_crossover(dtype, width, tokens, in_blocks)
+  return _measure(cache, dtype, width, tokens, in_blocks)
+
+
+def known_crossover(dtype: str, in_blocks: bool = False) -> float | None:
+  """Returns the crossover of `MEASURED`; `None`: this processor has none."""
+  vendor = processor.vendor()
+  kernels = _kernels(dtype, in_blocks)
+  known = MEASURED.get((vendor, kernels))
+  if known is None and in_blocks and kernels != _TILES:
+    # By vectors, blocks pay at least where zeros at other places do.
+    return known_crossover(dtype)
+  return known
+
+
+def _kernels(dtype: str, in_blocks: bool) -> str:
+  if in_blocks and dtype == 'bfloat16' and native.has_matrix_unit():
+    return _TILES
+  return native.kernels(dtype) + ('-blocks' if in_blocks else '')
+
+
+@functools.cache  # A cache of kernels may be read-only.
+def _measure(
+    cache: pathlib.Path, dtype: str, width: int, tokens: int, in_blocks: bool
+) -> float:
+  # Products may be lowered while a function is traced.
+  with jax.ensure_compile_time_eval():
+    found = measure_crossover(dtype, width, tokens, in_blocks)
   logger.info(
       'Kernels %s on this processor (%s) are not known to be faster than '
       'dense products: measured at width %d, %s.',
-      kernels, vendor, width,
+      _kernels(dtype, in_blocks), processor.vendor(), width,
       'they never are' if found == NEVER else f'they are above {found:.1%}',
   )
   try:
     files.write_atomically(cache, json.dumps({'crossover': found}))
     logger.info('The crossover is kept in %s.', cache)
-  except OSError as error:  # A cache of kernels may be read-only.
+  except OSError as error:
     logger.warning('the next run measures again: %s', error)
   return found
 

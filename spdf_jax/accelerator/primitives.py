@@ -303,6 +303,63 @@ packed_tangent_p, packed_backward_p = _define_joint(
 )
 
 
+kept_weights_p = lowerings.define_primitive(
+    'kept_weights', reference.kept_weights
+)
+"""Primitive of mask ⊙ w, whose derivative is that of grad_mask ⊙ w.
+
+Operands are w, mask and grad_mask. It is no `jax.custom_jvp`, whose rule
+`jax.lax.scan` drops where a gradient is differentiated again.
+"""
+
+
+def _differentiate_kept(primals, tangents, **params):
+  w, _, grad_mask = primals
+  kept = kept_weights_p.bind(*primals, **params)
+  if isinstance(tangents[0], ad.Zero):
+    # jax sets the method after the class, where type checkers do not see it.
+    return kept, ad.Zero.from_primal_value(w)  # type: ignore[attr-defined]
+  return kept, kept_weights_p.bind(tangents[0], grad_mask, grad_mask, **params)
+
+
+def _transpose_kept(dy, w, mask, grad_mask, **params):
+  del w, grad_mask
+  return [kept_weights_p.bind(dy, mask, mask, **params), None, None]
+
+
+def _batch_kept(args, axes, **params):
+  return kept_weights_p.bind(*_stack(args, axes), **params), 0
+
+
+ad.primitive_jvps[kept_weights_p] = _differentiate_kept
+ad.primitive_transposes[kept_weights_p] = _transpose_kept
+batching.primitive_batchers[kept_weights_p] = _batch_kept
+
+
+def kept_weights(
+    w: jax.Array, mask: jax.Array, grad_mask: jax.Array
+) -> jax.Array:
+  """Returns the kept weights, and zero in place of the pruned ones.
+
+  Args:
+    w: Weights, of any shape.
+    mask: `True` where a weight is kept, bool of the shape of `w`.
+    grad_mask: Mask of the gradient of `w`, as for `sparse_matmul`.
+
+  Returns:
+    The weights, of which pruned ones are zero, even if they were NaN.
+
+  Example:
+    >>> w, mask = jnp.array([1.0, 2.0]), jnp.array([True, False])
+    >>> kept_weights(w, mask, ~mask).tolist()
+    [1.0, 0.0]
+    >>> jax.grad(lambda w: kept_weights(w, mask, ~mask).sum())(w).tolist()
+    [0.0, 1.0]
+  """
+  operands = _equally_varying(w, mask, grad_mask)
+  return kept_weights_p.bind(*operands, lowering=lowerings.REFERENCE)
+
+
 def sparse_matmul(
     x: jax.Array,
     w: jax.Array,

@@ -18,7 +18,7 @@ from spdf_jax import packing
 def sparse_matmul(
     x: jax.Array,
     w: jax.Array,
-    mask: jax.Array,
+    mask: jax.Array | None,
     grad_mask: jax.Array,
     *,
     transpose: bool,
@@ -30,7 +30,7 @@ def sparse_matmul(
   Args:
     x: Inputs [*batch, *tokens, inputs], or [..., outputs] with `transpose`.
     w: Weights [*batch, inputs, outputs].
-    mask: Mask of the kept weights, of the shape of `w`.
+    mask: Mask of the kept weights, of the shape of `w`; `None`: all are kept.
     grad_mask: Mask of the gradient of `w`; does not affect the product.
     transpose: Whether to multiply by the transpose.
     accumulation_dtype: Dtype of the accumulators.
@@ -40,9 +40,9 @@ def sparse_matmul(
     Product [*batch, *tokens, outputs], or [..., inputs], in the dtype of `x`.
   """
   del grad_mask
-  return _multiply(
-      x, _keep(mask, w), transpose, accumulation_dtype, out_sharding
-  )
+  if mask is not None:
+    w = _keep(mask, w)
+  return _multiply(x, w, transpose, accumulation_dtype, out_sharding)
 
 
 def sampled_matmul(
@@ -126,6 +126,14 @@ def packed_gradient(
   del out_sharding
   dw = _multiply_over_tokens(x, dy, bits.ndim - 2, accumulation_dtype, None)
   return packing.gather_kept(dw, packing.PackedMask(bits, columns), size)
+
+
+def kept_weights(
+    w: jax.Array, mask: jax.Array, grad_mask: jax.Array
+) -> jax.Array:
+  """Returns the weights, with zeros off the mask; see `primitives`."""
+  del grad_mask
+  return _keep(mask, w)
 
 
 def _multiply(x, w, transpose, accumulation_dtype, out_sharding):

@@ -87,12 +87,12 @@ class Model(Protocol):
   def apply(self) -> Callable[..., Any]:
     """Function `(variables, tokens, rngs={}) -> logits [B, L, V]`."""
 
-  def with_lowering(self, lowering: str) -> 'Model | None':
+  def with_lowering(self, lowering: str) -> 'Model':
     """Returns the model with another lowering of its sparse products.
 
     Args:
       lowering: Lowering of `accelerator.sparse_matmul`, e.g. `'native'`.
 
     Returns:
-      The model; `None` if it has no sparse products.
+      The model, which uses it where `variables` have masks.
     """

@@ -40,6 +40,7 @@ from spdf_jax.sparsity.state import check_zeros
 from spdf_jax.sparsity.state import densify
 from spdf_jax.sparsity.state import get_dense_grads
 from spdf_jax.sparsity.state import get_mask
+from spdf_jax.sparsity.state import get_masks
 from spdf_jax.sparsity.state import SparsifyState
 from spdf_jax.sparsity.statistics import summarize
 from spdf_jax.sparsity.tracking import mask_statistics
@@ -59,6 +60,7 @@ __all__ = [
     'erk',
     'get_dense_grads',
     'get_mask',
+    'get_masks',
     'gmp',
     'granet',
     'igq',

@@ -175,6 +175,34 @@ def get_dense_grads(opt_state: PyTree) -> jax.Array:
   return jnp.any(jnp.stack(needs))
 
 
+def get_masks(opt_state: PyTree) -> dict[str, PyTree]:
+  """Returns the masks of products and of gradients, arguments of `skip_zeros`.
+
+  Args:
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Returns:
+    `'mask'`, as `get_mask` returns it, and `'grad_mask'`, which is all `True`
+    if the next step needs the gradients of pruned weights.
+
+  Raises:
+    ValueError: there is no `SparsifyState` in `opt_state`.
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> loss_fn = spdf.skip_zeros(lambda params, x: jnp.sum(x @ params['w']))
+    >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
+    >>> params, x = {'w': jnp.ones((4, 4))}, jnp.ones((1, 4))
+    >>> masks = get_masks(tx.init(params))
+    >>> int(jax.grad(loss_fn)(params, x, **masks)['w'].sum())
+    8
+  """
+  mask = get_mask(opt_state)
+  dense_grads = get_dense_grads(opt_state)
+  grad_mask = jax.tree.map(lambda m: m | dense_grads, mask)
+  return {'mask': mask, 'grad_mask': grad_mask}
+
+
 def densify(opt_state: PyTree) -> PyTree:
   """Sets every mask to all `True`; moments and counters are unchanged.
 

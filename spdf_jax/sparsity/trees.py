@@ -30,7 +30,7 @@ def path_parts(path: jax.tree_util.KeyPath[Any]) -> tuple[str, ...]:
   """Returns the names of a path's entries, e.g. `('h_0', 'kernel')`."""
   if path and path[-1] == _IN_VARIABLE:
     path = path[:-1]
-  return tuple(path_name((entry,)) for entry in path)
+  return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
 
 
 def by_name(tree: PyTree) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from spdf_jax.accelerator import skip_zeros
 from spdf_jax.names import bind
 from spdf_jax.names import import_function
 from spdf_jax.sparsity.selection import select
@@ -98,23 +99,30 @@ class OwnModel:
     where: Selection of sparsified leaves, as `sparsify` takes it.
     init: Function `(key, tokens) -> {'params': params}`.
     apply: Function `(variables, tokens) -> logits`.
-    module: The Linen module if it has a field `lowering`, else `None`.
   """
 
   config: OwnSizes
   where: Where
   init: Callable[..., Any]
   apply: Callable[..., Any]
-  module: nn.Module | None = None
 
-  def with_lowering(self, lowering: str) -> 'OwnModel | None':
-    """Returns the model with another lowering; `None`: it has none."""
-    if self.module is None:
-      return None
-    module = self.module.clone(lowering=lowering)
-    return dataclasses.replace(
-        self, init=module.init, apply=module.apply, module=module
+  def with_lowering(self, lowering: str) -> 'OwnModel':
+    """Returns the model with a lowering of its products of masked weights."""
+    dense = self.apply
+    sparse = skip_zeros(
+        lambda params, *args, **kwargs: dense(
+            {'params': params}, *args, **kwargs
+        ),
+        lowering=lowering,
     )
+
+    def apply(variables, *args, **kwargs):
+      return sparse(
+          variables['params'], *args, mask=variables.get('masks'),
+          grad_mask=variables.get('grad_masks'), **kwargs
+      )
+
+    return dataclasses.replace(self, apply=apply)
 
 
 def create_own_model(name: str, sizes: OwnSizes) -> OwnModel:
@@ -188,11 +196,7 @@ def _of_linen(sizes: OwnSizes, make: Callable[..., Any]) -> OwnModel:
     raise TypeError(
         f'the module is {type(module).__name__}, not a flax.linen.Module'
     )
-  fields = {field.name for field in dataclasses.fields(module)}
-  return OwnModel(
-      sizes, where, module.init, module.apply,
-      module if 'lowering' in fields else None,
-  )
+  return OwnModel(sizes, where, module.init, module.apply)
 
 
 def _of_nnx(sizes: OwnSizes, make: Callable[..., Any]) -> OwnModel:

@@ -16,6 +16,7 @@ from experiments.wafer.run_costs import training_step
 from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax.accelerator import bf16_matmul
+from spdf_jax.accelerator import skip_zeros
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer import register_cost
@@ -513,3 +514,42 @@ def test_gradients_of_strided_convolutions_do_not_count_inserted_zeros():
   forward = 2 * 8 * 8 * 4 * 9 * 8
   assert count(loss) == forward
   assert count(jax.grad(loss)) == 2 * forward
+
+
+@pytest.mark.parametrize('known', [False, True], ids=['sparsity', 'masks'])
+def test_zeros_of_any_model_cost_what_those_of_ours_do(known):
+  # The model reads no masks here; its dense products are plain JAX.
+  model = create_model(
+      'gpt-mini', vocab_size=64, n_layers=2, d_model=64, max_length=16
+  )
+  tokens = jax.ShapeDtypeStruct((2, 16), jnp.int32)
+  params = jax.eval_shape(model.init, jax.random.key(0), tokens)['params']
+  tx = sparsity.sparsify(
+      optax.adam(1e-3), sparsity.static(0.75), where=sparsifiable, key=0
+  )
+  mask = jax.eval_shape(lambda p: sparsity.get_mask(tx.init(p)), params)
+  if known:
+    mask = jax.tree.map(
+        lambda m: np.random.default_rng(0).random(m.shape) < 0.25, mask
+    )
+
+  def cost(loss):
+    step = lambda params, mask, tokens: jax.value_and_grad(loss)(
+        params, mask, tokens
+    )
+    return simulate(step, DEVICE, sparsity=None if known else 0.75)(
+        params, mask, tokens
+    )
+
+  mean = lambda logits: jnp.mean(jnp.square(logits))
+  with_masks = cost(lambda p, m, t: mean(
+      model.apply({'params': p, 'masks': m}, t)
+  ))
+  plain = skip_zeros(lambda p, t: mean(model.apply({'params': p}, t)))
+  transformed = cost(lambda p, m, t: plain(p, t, mask=m))
+  assert transformed.cycles == pytest.approx(with_masks.cycles, rel=1e-3)
+  assert transformed.skipped_flops == with_masks.skipped_flops > 0
+  costs = lambda report: [
+      (row.operation.layer, row.cost) for row in products(report)
+  ]
+  assert costs(transformed) == costs(with_masks)

@@ -82,7 +82,7 @@ def module(monkeypatch):
   found.number = lambda **sizes: (3, True)
   found.nothing = lambda **sizes: (found.Mixer(**sizes), {'no_such': True})
   found.wide = lambda vocab_size, **sizes: (
-      found.Mixer(vocab_size + 1, **sizes), {'MaskedDense_*': True}
+      found.Mixer(vocab_size + 1, **sizes), {'Dense_*': True}
   )
   found.normed = lambda **sizes: (
       nn.Sequential([nn.Embed(17, 17), nn.BatchNorm(False), nn.Dense(17)]),
@@ -125,15 +125,16 @@ def test_a_sparse_model_learns_and_keeps_exact_zeros(name):
 
 
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
-def test_native_kernels_compute_our_layers_in_an_own_model():
-  model = create_own_model('own_model:make_model', OwnSizes(SIZES))
+@pytest.mark.parametrize('name', ['make_model', 'make_nnx'])
+def test_native_kernels_compute_the_products_of_an_own_model(name):
+  model = create_own_model(f'own_model:{name}', OwnSizes(SIZES))
   assert sparse_steps('auto', model, tokens=64).crossover == (
       crossovers.crossover('float32', SIZES['d_model'], 64)
   )
   assert sparse_steps('dense', model, tokens=64) is None
-  found, state = train('make_model', 'native')
+  found, state = train(name, 'native')
   spdf.check_zeros(state.params, state.opt_state)
-  np.testing.assert_allclose(found, train('make_model', 'dense')[0], rtol=1e-4)
+  np.testing.assert_allclose(found, train(name, 'dense')[0], rtol=1e-4)
 
 
 def protocol_members(protocol):
@@ -160,16 +161,10 @@ def test_all_models_follow_one_protocol(make):
   hidden = sum(x.size for x in jax.tree.leaves(layers))
   assert hidden == model.config.n_layers * model.config.hidden_weights
   other = model.with_lowering('native')
-  if other is not None:
-    np.testing.assert_array_equal(other.apply(variables, TOKENS), logits)
-    masks = jax.tree.map(lambda p: jnp.ones(p.shape, bool), params)
-    jaxpr = jax.make_jaxpr(other.apply)(variables | {'masks': masks}, TOKENS)
-    assert 'lowering=native' in str(jaxpr)
-
-
-def test_a_model_without_our_layers_has_no_kernels():
-  model = create_own_model('own_model:make_nnx', OwnSizes(SIZES))
-  assert sparse_steps('native', model, tokens=64) is None
+  np.testing.assert_array_equal(other.apply(variables, TOKENS), logits)
+  masks = jax.tree.map(lambda p: jnp.ones(p.shape, bool), params)
+  jaxpr = jax.make_jaxpr(other.apply)(variables | {'masks': masks}, TOKENS)
+  assert 'lowering=native' in str(jaxpr)
 
 
 @pytest.mark.parametrize('fields, message', [

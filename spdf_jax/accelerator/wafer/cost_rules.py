@@ -7,9 +7,9 @@ import math
 from jax.extend.core import Primitive
 import jax.numpy as jnp
 
-from spdf_jax.accelerator.wafer import jaxprs
-from spdf_jax.accelerator.wafer.jaxprs import Equation
-from spdf_jax.accelerator.wafer.jaxprs import Operand
+from spdf_jax.accelerator.wafer import equations
+from spdf_jax.accelerator.wafer.equations import Equation
+from spdf_jax.accelerator.wafer.equations import Operand
 from spdf_jax.accelerator.wafer.program import Elementwise
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import ScoreProduct
@@ -30,12 +30,12 @@ FREE = frozenset(
 ELEMENTWISE = frozenset(
     'abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil '
     'clamp clz complex conj cos cosh digamma div eq erf erf_inv erfc exp exp2 '
-    'expm1 floor ge gt igamma imag integer_pow is_finite le lgamma log log1p '
-    'logistic lt max min mul ne neg nextafter not one_minus_square or '
-    'polygamma population_count pow random_bits random_fold_in random_seed '
-    'random_split real rem round rsqrt select_n shift_left '
-    'shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub '
-    'tan tanh threefry2x32 xor'.split()
+    'expm1 floor ge gt igamma imag integer_pow is_finite kept_weights le '
+    'lgamma log log1p logistic lt max min mul ne neg nextafter not '
+    'one_minus_square or polygamma population_count pow random_bits '
+    'random_fold_in random_seed random_split real rem round rsqrt select_n '
+    'shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt '
+    'square sub tan tanh threefry2x32 xor'.split()
 )
 """Primitives with one operation for each element of the result."""
 
@@ -58,11 +58,11 @@ MOVES = frozenset(
 
 # Number of operands that are activations, and spaces of the results, by name.
 _PRODUCTS = {
-    'sampled_matmul': (2, (jaxprs.GRADIENT,)),
-    'sparse_matmul': (1, (jaxprs.TOKEN,)),
-    'sparse_matmul_backward': (2, (jaxprs.TOKEN, jaxprs.GRADIENT)),
-    'sparse_matmul_tangent': (2, (jaxprs.TOKEN,)),
-    'conv_general_dilated': (1, (jaxprs.TOKEN,)),
+    'sampled_matmul': (2, (equations.GRADIENT,)),
+    'sparse_matmul': (1, (equations.TOKEN,)),
+    'sparse_matmul_backward': (2, (equations.TOKEN, equations.GRADIENT)),
+    'sparse_matmul_tangent': (2, (equations.TOKEN,)),
+    'conv_general_dilated': (1, (equations.TOKEN,)),
 }
 
 
@@ -71,7 +71,7 @@ def register_cost(primitive: Primitive | str, rule: Rule) -> None:
 
   Args:
     primitive: JAX primitive, or its name in jaxprs.
-    rule: `(equation) -> work`: a function of an `Equation` of `wafer.jaxprs`,
+    rule: `(equation) -> work`: a function of a `wafer.equations.Equation`,
       which has the operands and results of the primitive. The work of one
       execution is a sequence of `Product`, `ScoreProduct`, `Elementwise` or
       `Host` of `wafer.program`.
@@ -133,15 +133,15 @@ def resident_operands(name: str, equation: Equation) -> tuple[Operand, ...]:
 def _is_flipped(equation: Equation) -> bool:
   """Returns whether the weights of a product are its first operand."""
   x, y = equation.operands
-  if {x.space, y.space} == {jaxprs.WEIGHT, jaxprs.TOKEN}:
-    return y.space == jaxprs.TOKEN
+  if {x.space, y.space} == {equations.WEIGHT, equations.TOKEN}:
+    return y.space == equations.TOKEN
   return len(y.shape) > len(x.shape)  # Activations have more axes.
 
 
 def is_hosted(name: str, equation: Equation) -> bool:
   """Returns whether all operands are weights, as in the selection of masks."""
   if not is_product(name) or any(
-      o.space == jaxprs.TOKEN for o in equation.operands
+      o.space == equations.TOKEN for o in equation.operands
   ):
     return False
   return all(o.space for o in resident_operands(name, equation))
@@ -165,17 +165,17 @@ def spaces_of(
     A space for each result.
   """
   if is_hosted(name, equation):
-    return (jaxprs.GRADIENT,) * len(equation.results)
+    return (equations.GRADIENT,) * len(equation.results)
   if name in _PRODUCTS:
     return _PRODUCTS[name][1]
   if name == 'dot_general':
-    return (jaxprs.GRADIENT if _dot_kind(
+    return (equations.GRADIENT if _dot_kind(
         equation
-    ) == 'sampled' else jaxprs.TOKEN,)
+    ) == 'sampled' else equations.TOKEN,)
   if name == 'gather':
     table, indices = equation.operands[:2]
-    if indices.space == jaxprs.TOKEN:
-      return (jaxprs.TOKEN,)
+    if indices.space == equations.TOKEN:
+      return (equations.TOKEN,)
     return (table.space,)
   return tuple(
       _space(name, equation.operands, result, weight_shapes)
@@ -198,7 +198,7 @@ def source_of(
     the space of weights, and for integers and booleans, which are no operands
     of products.
   """
-  if result.space != jaxprs.WEIGHT or is_product(name) or not _is_float(
+  if result.space != equations.WEIGHT or is_product(name) or not _is_float(
       result
   ):
     return None
@@ -221,10 +221,10 @@ def _space(
   if result.size <= 1:
     return None
   own = [o.space for o in operands if o.size == result.size and o.space]
-  space = jaxprs.strongest(own or [o.space for o in operands])
+  space = equations.strongest(own or [o.space for o in operands])
   adds_up = name in REDUCTIONS or name.startswith('scatter')
-  if adds_up and space == jaxprs.TOKEN and result.shape in weight_shapes:
-    return jaxprs.GRADIENT
+  if adds_up and space == equations.TOKEN and result.shape in weight_shapes:
+    return equations.GRADIENT
   return space
 
 

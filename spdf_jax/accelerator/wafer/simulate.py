@@ -44,8 +44,9 @@ def simulate(
     device: Device, one system (a wafer).
     systems: Number of systems over which the tokens are split.
     sparsity: Fraction of zeros in masks whose values are not given, or a
-      function from the layer's name to it. Only products of
-      `accelerator.sparse_matmul` have masks; a warning says if there are none.
+      function from the layer's name to it. Products of
+      `accelerator.sparse_matmul` have masks, and so have those of any model in
+      a loss that `skip_zeros` transforms; a warning says if there are none.
     trips: Number of iterations of each `while_loop` whose condition depends on
       unknown values.
 

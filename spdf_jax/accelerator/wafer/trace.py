@@ -12,12 +12,13 @@ from jax.extend.core import Literal
 import numpy as np
 
 from spdf_jax.accelerator import bf16_matmul
+from spdf_jax.accelerator import jaxprs
 from spdf_jax.accelerator.wafer import cost_rules
-from spdf_jax.accelerator.wafer import jaxprs
+from spdf_jax.accelerator.wafer import equations
 from spdf_jax.accelerator.wafer import program as programs
-from spdf_jax.accelerator.wafer.jaxprs import Equation
-from spdf_jax.accelerator.wafer.jaxprs import Operand
-from spdf_jax.accelerator.wafer.jaxprs import Weights
+from spdf_jax.accelerator.wafer.equations import Equation
+from spdf_jax.accelerator.wafer.equations import Operand
+from spdf_jax.accelerator.wafer.equations import Weights
 from spdf_jax.accelerator.wafer.program import Branches
 from spdf_jax.accelerator.wafer.program import Host
 from spdf_jax.accelerator.wafer.program import join
@@ -77,7 +78,7 @@ def trace_program(
       raise ValueError(
           f'fn {getattr(fn, "__name__", fn)!r} cannot be traced: {error}'
       ) from error
-    inputs = jaxprs.operands_of(args)
+    inputs = equations.operands_of(args)
     while True:
       interpreter = Interpreter(sparsity, trips, inputs)
       program, _ = interpreter.walk(closed.jaxpr, closed.consts, inputs)
@@ -85,7 +86,7 @@ def trace_program(
       if not interpreter.products:
         found = set(range(len(inputs)))
       resolved = [
-          o._replace(space=jaxprs.TOKEN) if i in found and o.space else o
+          o._replace(space=equations.TOKEN) if i in found and o.space else o
           for i, o in enumerate(inputs)
       ]
       if [o.space for o in resolved] == [o.space for o in inputs]:
@@ -94,8 +95,8 @@ def trace_program(
     if sparsity and not interpreter.has_masks:
       warnings.warn(
           f'sparsity is {sparsity}, but no product of fn has a mask, so that '
-          'none skips zeros; multiply by spdf_jax.accelerator.sparse_matmul, '
-          'or by models of this library with their masks.',
+          'none skips zeros; transform the loss by spdf_jax.skip_zeros, and '
+          'give it the masks.',
           stacklevel=2,
       )
     if interpreter.updates:
@@ -131,7 +132,7 @@ class Interpreter:
     self.trips = trips
     self.weight_shapes = {
         shape
-        for o in inputs if o.space == jaxprs.WEIGHT
+        for o in inputs if o.space == equations.WEIGHT
         for shape in (o.shape, o.shape[1:]) if shape
     }
     self.updates = False
@@ -157,13 +158,13 @@ class Interpreter:
     Returns:
       The program, and the operands of the jaxpr's `outvars`.
     """
-    of = lambda x: x if isinstance(x, Operand) else jaxprs.operand_of(x)
+    of = lambda x: x if isinstance(x, Operand) else equations.operand_of(x)
     env = dict(zip(jaxpr.constvars, map(of, consts)))
     env.update(zip(jaxpr.invars, inputs))
 
     def read(var):
       if isinstance(var, Literal):
-        return jaxprs.literal_of(var)
+        return equations.literal_of(var)
       return env[var]
 
     parts = []
@@ -187,8 +188,8 @@ class Interpreter:
     inner = list(jaxprs_in_params(eqn.params))
     if rule is None and len(inner) == 1:
       return call(self, eqn, operands, path)
-    results = tuple(jaxprs.result_of(v) for v in eqn.outvars)
-    layer, phase = jaxprs.layer_of(path)
+    results = tuple(equations.result_of(v) for v in eqn.outvars)
+    layer, phase = equations.layer_of(path)
     equation = Equation(
         operands, results, eqn.params,
         lambda mask: self._weights_of(mask, layer),
@@ -197,7 +198,7 @@ class Interpreter:
     self._note_activations(name, equation)
     values: list[np.ndarray | None] = [None] * len(results)
     if not self.shards:
-      values = jaxprs.evaluate(eqn, operands, results)
+      values = equations.evaluate(eqn, operands, results)
     outs = []
     for result, space, value in zip(results, spaces, values):
       out = result._replace(space=space, known=value)
@@ -217,19 +218,19 @@ class Interpreter:
   def _note_activations(self, name: str, equation: Equation) -> None:
     self.products += cost_rules.is_product(name)
     for operand in cost_rules.resident_operands(name, equation):
-      if operand.space == jaxprs.WEIGHT and operand.source is not None:
+      if operand.space == equations.WEIGHT and operand.source is not None:
         self.activations.add(operand.source)
 
   def _placed(
       self, name: str, work: Work, spaces: tuple[str | None, ...]
   ) -> Work:
     """Moves elementwise work on weights and gradients to the hosts."""
-    on_weights = jaxprs.TOKEN not in spaces and {
-        jaxprs.WEIGHT, jaxprs.GRADIENT
+    on_weights = equations.TOKEN not in spaces and {
+        equations.WEIGHT, equations.GRADIENT
     } & set(spaces)
     if not (on_weights and cost_rules.is_elementwise(name)):
       return work
-    if jaxprs.GRADIENT in spaces and name in _UPDATES:
+    if equations.GRADIENT in spaces and name in _UPDATES:
       self.updates = True
     return Host(_multiply_adds(work))
 
@@ -273,7 +274,7 @@ def call(
     walker: Interpreter, eqn: Any, operands: Sequence[Operand], path: str
 ) -> Walked:
   """Walks the only jaxpr of `jit`, `remat` or a custom derivative."""
-  jaxpr, consts = _only_jaxpr(eqn)
+  jaxpr, consts = jaxprs.only_jaxpr(eqn)
   return walker.walk(jaxpr, consts, operands, path)
 
 
@@ -292,7 +293,7 @@ def shard_map(
     walker: Interpreter, eqn: Any, operands: Sequence[Operand], path: str
 ) -> Walked:
   """Walks the work of one shard and multiplies it by the number of shards."""
-  jaxpr, consts = _only_jaxpr(eqn)
+  jaxpr, consts = jaxprs.only_jaxpr(eqn)
   inside = [
       o._replace(shape=v.aval.shape, known=None)
       for o, v in zip(operands, jaxpr.invars)
@@ -309,19 +310,16 @@ def scan(
     walker: Interpreter, eqn: Any, operands: Sequence[Operand], path: str
 ) -> Walked:
   """Walks every step if masks are scanned, else one step times the length."""
-  jaxpr, consts = _only_jaxpr(eqn)
+  jaxpr, consts = jaxprs.only_jaxpr(eqn)
   length = eqn.params['length']
-  # The carry is found by ranks, since scanned arrays have one more axis outside
-  # than inside: the names of parameters that count it depend on JAX's version.
-  carried = len(eqn.outvars) - _sliced(eqn.outvars, jaxpr.outvars)
-  carry_end = len(eqn.invars) - _sliced(eqn.invars, jaxpr.invars)
-  consts_end = carry_end - carried
+  consts_end, carried = jaxprs.scan_operands(eqn)
+  carry_end = consts_end + carried
   fixed = operands[:consts_end]
   carry = list(operands[consts_end:carry_end])
   xs = operands[carry_end:]
   if not length:
     return Program(), [
-        *carry, *map(jaxprs.result_of, eqn.outvars[len(carry):])
+        *carry, *map(equations.result_of, eqn.outvars[len(carry):])
     ]
   known = any(x.known is not None and x.size > length for x in xs)
   steps = length if known and length <= _MOST_ITERATIONS else 1
@@ -350,15 +348,9 @@ def scan(
 def _with_spaces(eqn: Any, outs: Sequence[Operand]) -> list[Operand]:
   """Returns the results of an equation, with the memory spaces of `outs`."""
   return [
-      jaxprs.result_of(v)._replace(space=o.space) for v,
+      equations.result_of(v)._replace(space=o.space) for v,
       o in zip(eqn.outvars, outs)
   ]
-
-
-def _sliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-  """Returns the number of variables that a scan slices or stacks."""
-  rank = lambda var: len(getattr(var.aval, 'shape', ()))
-  return sum(rank(o) > rank(i) for o, i in zip(outside, inside))
 
 
 def while_loop(
@@ -366,8 +358,8 @@ def while_loop(
 ) -> Walked:
   """Walks all iterations if their number is known, else one times `trips`."""
   params = eqn.params
-  test, test_consts = _opened(params['cond_jaxpr'])
-  body, body_consts = _opened(params['body_jaxpr'])
+  test, test_consts = jaxprs.opened(params['cond_jaxpr'])
+  body, body_consts = jaxprs.opened(params['body_jaxpr'])
   of_test = params['cond_nconsts']
   of_body = of_test + params['body_nconsts']
   carry = list(operands[of_body:])
@@ -385,7 +377,7 @@ def while_loop(
     )
     parts.append(program)
   if walker.trips is None:
-    where = jaxprs.layer_of(path)[0] or 'the program'
+    where = equations.layer_of(path)[0] or 'the program'
     raise ValueError(
         f'the number of iterations of a while loop in {where} depends on '
         'unknown values; give this number as trips.'
@@ -409,31 +401,16 @@ def cond(
   name = walker.conds.setdefault(id(eqn), f'cond_{len(walker.conds)}')
   if index.known is not None:
     taken = int(np.clip(int(index.known), 0, len(branches) - 1))
-    jaxpr, consts = _opened(branches[taken])
+    jaxpr, consts = jaxprs.opened(branches[taken])
     return walker.walk(jaxpr, consts, rest, path)
   programs, outs = zip(*(
-      walker.walk(*_opened(b), rest, path) for b in branches
+      walker.walk(*jaxprs.opened(b), rest, path) for b in branches
   ))
   results = []
   for i, var in enumerate(eqn.outvars):
-    space = jaxprs.strongest([o[i].space for o in outs])
-    results.append(jaxprs.result_of(var)._replace(space=space))
+    space = equations.strongest([o[i].space for o in outs])
+    results.append(equations.result_of(var)._replace(space=space))
   return Program(branches=(Branches(name, programs),)), results
-
-
-def _opened(closed: Any) -> tuple[Any, Sequence[Any]]:
-  """Returns an open jaxpr and its constants."""
-  return getattr(closed, 'jaxpr', closed), getattr(closed, 'consts', ())
-
-
-def _only_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]]:
-  for value in eqn.params.values():
-    if hasattr(value, 'eqns') or hasattr(value, 'jaxpr'):
-      return _opened(value)
-  raise ValueError(
-      f'{eqn.primitive} has no jaxpr in its parameters, so that its operations '
-      'are not known; please report it.'
-  )
 
 
 CONTROL = {

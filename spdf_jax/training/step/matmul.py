@@ -58,9 +58,9 @@ def sparse_steps(
   Returns:
     A `SparseSteps`, the argument of `train_step`: the model with kernels and
     the sparsity above which a step uses it. `None`: no step uses kernels, also
-    because there are several devices, or for native kernels no CPU, the model
-    has no products to replace, or kernels for its dtype are not available; the
-    log has the reason if they cannot be built.
+    because there are several devices, or for native kernels no CPU, or kernels
+    for its dtype are not available; the log has the reason if they cannot be
+    built.
 
   Raises:
     ValueError: `matmul` is unknown.
@@ -86,15 +86,12 @@ def sparse_steps(
     return None
   if is_cpu and in_blocks and dtype == 'bfloat16':
     native.has_matrix_unit()  # Logs why one is not used.
-  with_kernels = model.with_lowering(lowering)
-  if with_kernels is None:
-    return None
   crossover = 0.0
   if matmul == 'auto':
     crossover = crossovers.crossover(
         dtype, model.config.d_model, tokens, in_blocks
     )
-  return SparseSteps(with_kernels.apply, crossover)
+  return SparseSteps(model.with_lowering(lowering).apply, crossover)
 
 
 def are_in_blocks(algorithms: Iterable[Mapping[str, Any]], width: int) -> bool:
@@ -168,21 +165,10 @@ def dense_apply(matmul: str, model: Model) -> ApplyFn:
   Returns:
     The model with dense products and without masks; for `'wafer'`, with all
     masked products on the emulated wafer, also where a mask has no zeros.
-
-  Raises:
-    ValueError: `matmul` is `'wafer'`, and the user's own model has no field
-      `lowering`.
   """
   if matmul != WAFER:
     return without_masks(model.apply)
-  emulated = model.with_lowering(WAFER)
-  if emulated is None:
-    raise ValueError(
-        "matmul is 'wafer' and the model is no Linen module with a field "
-        'lowering; add one, and give it to sparse_matmul, or choose another '
-        'matmul.'
-    )
-  return emulated.apply
+  return model.with_lowering(WAFER).apply
 
 
 def without_masks(apply_fn: ApplyFn) -> ApplyFn:

@@ -11,6 +11,7 @@ from jax.extend.core import Literal
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.accelerator import jaxprs
 from spdf_jax.accelerator.wafer.program import MaskProfile
 
 WEIGHT, GRADIENT, TOKEN = 'weight', 'gradient', 'token'
@@ -176,8 +177,7 @@ def evaluate(
   kept = all(r.size <= most and _is_number(r) for r in results)
   if not kept or eqn.effects or any(k is None for k in known):
     return [None] * len(results)
-  values = eqn.primitive.bind(*map(jnp.asarray, known), **eqn.params)
-  values = values if eqn.primitive.multiple_results else [values]
+  values = jaxprs.evaluate(eqn, *map(jnp.asarray, known))
   return [np.asarray(v) for v in values]
 
 

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lowering `'auto'`: native kernels where they are faster than XLA.
+
+Whether they can be is decided for each product when it is lowered, by its dtype
+and its sizes. The sparsity of the mask is data: where it is above the crossover
+of the processor, the kernels multiply, and otherwise XLA does, without the mask
+if nothing is pruned. A branch encloses one product or one backward pass, so
+that derivatives save nothing but operands.
+"""
+
+from collections.abc import Callable, Sequence
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from spdf_jax import lowerings
+from spdf_jax.accelerator import crossovers
+from spdf_jax.accelerator import native
+from spdf_jax.accelerator import primitives
+from spdf_jax.accelerator import reference
+from spdf_jax.accelerator.native import lowering as kernels
+
+AUTO = 'auto'
+
+# With 32 tokens layers are not faster than XLA's (`--suite=matmul`); matrices
+# narrower than 64 were not measured.
+LEAST_TOKENS = 64
+LEAST_WIDTH = 64
+
+
+class Crossovers(NamedTuple):
+  """The sparsities above which kernels multiply; 1: never."""
+
+  anywhere: float
+  """That of zeros in any place."""
+
+  in_blocks: float
+  """That of zeros in whole, aligned blocks of `crossovers.BLOCK`."""
+
+
+def choose(
+    x: jax.Array, shape: Sequence[int], accumulation_dtype: Any = None
+) -> Crossovers | str:
+  """Decides whether a product can be faster by kernels.
+
+  Args:
+    x: Inputs, [*stack, *tokens, inputs].
+    shape: Shape of the weights, [*stack, inputs, outputs].
+    accumulation_dtype: Dtype of the accumulators; `None`: float32.
+
+  Returns:
+    The crossovers, or the reason why XLA multiplies at any sparsity.
+  """
+  *stack, inputs, outputs = shape
+  tokens = x.size // x.shape[-1] // math.prod(stack)
+  width = min(inputs, outputs)
+  if jax.default_backend() != 'cpu':
+    return f'no kernels on {jax.default_backend()}'
+  if tokens < LEAST_TOKENS:
+    return f'fewer than {LEAST_TOKENS} tokens'
+  if width < LEAST_WIDTH:
+    return f'narrower than {LEAST_WIDTH}'
+  if accumulation_dtype not in (None, jnp.float32) or not (
+      native.is_available(x.dtype)
+  ):
+    return f'no kernels for {x.dtype}'
+  if not lowerings.is_local(x):
+    return 'several devices'
+  dtype = x.dtype.name
+  anywhere = crossovers.crossover(dtype, width, tokens)
+  in_blocks = crossovers.known_crossover(dtype, in_blocks=True)
+  found = Crossovers(anywhere, anywhere if in_blocks is None else in_blocks)
+  return 'slower kernels' if min(found) == crossovers.NEVER else found
+
+
+def describe(
+    lowering: str, x: jax.Array, shape: Sequence[int]
+) -> tuple[str, str]:
+  """Returns the kernels of a product, and why it is dense; one is empty.
+
+  Args:
+    lowering: Name of the lowering.
+    x: As for `choose`.
+    shape: As for `choose`.
+  """
+  if lowering != AUTO:
+    return lowering, ''
+  found = choose(x, shape)
+  if isinstance(found, str):
+    return '', found
+  return f'native above {found.anywhere:.0%} zeros', ''
+
+
+def _branch(
+    found: Crossovers, mask: jax.Array, *, fast: Any, masked: Any, dense: Any
+) -> Any:
+  """Multiplies in the fastest of three ways, by the sparsity of the mask."""
+  sparsity = 1 - jnp.mean(mask, dtype=jnp.float32)
+  threshold: Any = found.anywhere
+  if found.in_blocks != found.anywhere:
+    threshold = jnp.where(_is_in_blocks(mask), found.in_blocks, found.anywhere)
+  way = jnp.where(sparsity > threshold, 2, jnp.where(sparsity > 0, 1, 0))
+  return jax.lax.switch(way, (dense, masked, fast))
+
+
+def _is_in_blocks(mask: jax.Array) -> jax.Array | bool:
+  *stack, inputs, outputs = mask.shape
+  side = crossovers.BLOCK
+  if inputs % side or outputs % side:
+    return False
+  blocks = mask.reshape(*stack, inputs // side, side, outputs // side, side)
+  return jnp.all(blocks == blocks[..., :1, :, :1])
+
+
+def sparse_matmul(
+    x: jax.Array, w: jax.Array, mask: jax.Array, grad_mask: jax.Array,
+    **params: Any,
+) -> jax.Array:
+  """Multiplies by the kept weights; see `reference.sparse_matmul`."""
+  found = choose(x, w.shape, params['accumulation_dtype'])
+  if isinstance(found, str):
+    return NotImplemented
+  of: Callable[..., Any] = lambda multiply, mask: lambda: multiply(
+      x, w, mask, grad_mask, **params
+  )
+  return _branch(
+      found, mask, fast=of(kernels.sparse_matmul, mask),
+      masked=of(reference.sparse_matmul, mask),
+      dense=of(reference.sparse_matmul, None),
+  )
+
+
+def sampled_matmul(
+    x: jax.Array, dy: jax.Array, mask: jax.Array, **params: Any
+) -> jax.Array:
+  """Multiplies over the tokens at masked entries; see `reference`."""
+  found = choose(x, mask.shape, params['accumulation_dtype'])
+  if isinstance(found, str):
+    return NotImplemented
+  of: Callable[..., Any] = lambda multiply: lambda: multiply(
+      x, dy, mask, **params
+  )
+  masked = of(reference.sampled_matmul)
+  return _branch(
+      found, mask, fast=of(kernels.sampled_matmul), masked=masked, dense=masked
+  )
+
+
+def sparse_matmul_backward(
+    dy: jax.Array, x: jax.Array, w: jax.Array, mask: jax.Array,
+    grad_mask: jax.Array, **params: Any,
+) -> list[jax.Array]:
+  """Computes dx and dw; see `primitives.sparse_matmul_backward_p`."""
+  found = choose(x, w.shape, params['accumulation_dtype'])
+  if isinstance(found, str):
+    return NotImplemented
+  of_x, of_w = params.pop('out_sharding')
+
+  def by_xla(mask):
+    return lambda: [
+        reference.sparse_matmul(
+            dy, w, mask, grad_mask, transpose=True, out_sharding=of_x, **params
+        ),
+        reference.sampled_matmul(x, dy, grad_mask, out_sharding=of_w, **params),
+    ]
+
+  return _branch(
+      found, mask, masked=by_xla(mask), dense=by_xla(None),
+      fast=lambda: kernels.sparse_matmul_backward(
+          dy, x, w, mask, grad_mask, out_sharding=(of_x, of_w), **params
+      ),
+  )
+
+
+for _primitive, _function in (
+    (primitives.sparse_matmul_p, sparse_matmul),
+    (primitives.sampled_matmul_p, sampled_matmul),
+    (primitives.sparse_matmul_backward_p, sparse_matmul_backward),
+):
+  lowerings.register_lowering(AUTO, _primitive, _function, platform='cpu')

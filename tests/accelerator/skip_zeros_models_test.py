@@ -1,0 +1,299 @@
+"""`skip_zeros` on models of others, as they are: Linen, NNX, Equinox, optax."""
+
+import functools
+
+import equinox as eqx
+import flax
+from flax import linen as nn
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import spdf_jax as spdf
+from spdf_jax import models
+from spdf_jax.accelerator import explain
+from spdf_jax.accelerator import native
+from spdf_jax.accelerator import skip_zeros
+
+pytestmark = pytest.mark.ci
+WIDTH = 16
+
+
+class Block(nn.Module):
+
+  @nn.compact
+  def __call__(self, x, _=None):
+    mask = nn.make_causal_mask(x[..., 0])
+    x += nn.MultiHeadDotProductAttention(2)(nn.LayerNorm()(x), mask=mask)
+    h = nn.gelu(nn.Dense(4 * WIDTH)(nn.LayerNorm()(x)))
+    return x + nn.Dense(WIDTH)(h), None
+
+
+class GPT(nn.Module):
+  scanned: bool = False
+
+  @nn.compact
+  def __call__(self, tokens):
+    embed = nn.Embed(32, WIDTH, name='embed')
+    x = embed(tokens)
+    if self.scanned:
+      block = nn.scan(
+          nn.remat(Block), variable_axes={'params': 0}, length=2,
+          split_rngs={'params': True},
+      )
+      x, _ = block(name='blocks')(x, None)
+    else:
+      for i in range(2):
+        x, _ = Block(name=f'block_{i}')(x)
+    return embed.attend(nn.LayerNorm()(x))
+
+
+def next_token_loss(logits, tokens):
+  return optax.softmax_cross_entropy_with_integer_labels(
+      logits[:, :-1], tokens[:, 1:]
+  ).mean()
+
+
+TOKENS = np.random.default_rng(0).integers(0, 32, (2, 12))
+
+
+def masks_of(params, where, sparsity=0.75):
+  tx = spdf.sparsify(optax.sgd(0.1), spdf.static(sparsity), where=where, key=0)
+  return spdf.get_mask(tx.init(params))
+
+
+def check(loss, params, mask, *args, grad=jax.value_and_grad, reached=None):
+  """Checks values and gradients, and that all sparsified weights reach."""
+  kept = spdf.apply_mask(params, mask)
+  everywhere = jax.tree.map(jnp.ones_like, mask)
+  fast = skip_zeros(loss, lowering='native')
+  value, grads = jax.jit(grad(fast))(
+      kept, *args, mask=mask, grad_mask=everywhere
+  )
+  expected, dense = jax.jit(grad(loss))(kept, *args)
+  np.testing.assert_allclose(value, expected, rtol=1e-5)
+  jax.tree.map(
+      lambda one, other: np.testing.assert_allclose(
+          one, other, atol=1e-5, rtol=1e-4
+      ), grads, dense,
+  )
+  found = explain(loss, lowering='native')(kept, *args, mask=mask)
+  assert not found.dense, str(found)
+  assert len(found.reached) == len(jax.tree.leaves(mask))
+
+
+@pytest.mark.parametrize('scanned', [False, True], ids=['plain', 'scan, remat'])
+def test_a_linen_gpt(scanned):
+  model = GPT(scanned)
+  params = model.init(jax.random.key(0), TOKENS)['params']
+  where = spdf.where.per_head
+  if scanned:
+    where = {'blocks': spdf.where.stacked(where), '*': False}
+  loss = lambda p, t: next_token_loss(model.apply({'params': p}, t), t)
+  mask = masks_of(params, where)
+  assert len(jax.tree.leaves(mask)) == (6 if scanned else 12)
+  check(loss, params, mask, TOKENS)
+  frozen = flax.core.freeze(params)
+  check(loss, frozen, masks_of(frozen, where), TOKENS)
+
+
+def test_boxed_parameters():
+  class Boxed(nn.Module):
+
+    @nn.compact
+    def __call__(self, x):
+      init = nn.with_partitioning(
+          nn.initializers.lecun_normal(), (None, 'model')
+      )
+      return nn.Dense(WIDTH, kernel_init=init)(x)
+
+  x = jnp.ones((4, 8))
+  params = Boxed().init(jax.random.key(0), x)['params']
+  loss = lambda p, x: jnp.mean(Boxed().apply({'params': p}, x) ** 2)
+  mask = jax.tree.map(lambda w: w > 0 if w.ndim == 2 else None, params)
+  for given in (mask, nn.unbox(mask)):
+    found = jax.grad(skip_zeros(loss))(params, x, mask=given)
+    kernel = nn.unbox(params)['Dense_0']['kernel']
+    kept = jax.tree.map(lambda w: jnp.where(w > 0, w, 0), params)
+    expected = nn.unbox(jax.grad(loss)(kept, x))['Dense_0']['kernel']
+    np.testing.assert_allclose(
+        nn.unbox(found)['Dense_0']['kernel'],
+        np.where(kernel > 0, expected, 0), atol=1e-6,
+    )
+
+
+class Attention(nnx.Module):
+
+  def __init__(self, rngs):
+    self.attention = nnx.MultiHeadAttention(
+        num_heads=2, in_features=WIDTH, rngs=rngs, decode=False
+    )
+    self.wi = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
+    self.wo = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
+
+  def __call__(self, x):
+    x += self.attention(x)
+    return x + self.wo(nnx.gelu(self.wi(x)))
+
+
+def test_an_nnx_state():
+  graph, params = nnx.split(Attention(nnx.Rngs(0)), nnx.Param)
+  x = jax.random.normal(jax.random.key(1), (2, 5, WIDTH))
+  loss = lambda params, x: jnp.mean((nnx.merge(graph, params)(x) - 1) ** 2)
+  check(loss, params, masks_of(params, spdf.where.per_head), x)
+
+
+def test_an_nnx_module_and_its_optimizer():
+  model = Attention(nnx.Rngs(0))
+  tx = spdf.sparsify(
+      optax.adam(1e-2), spdf.static(0.75), where=spdf.where.per_head, key=0
+  )
+  optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+  mask = spdf.get_mask(optimizer.opt_state)
+  nnx.update(model, spdf.apply_mask(nnx.state(model, nnx.Param), mask))
+  x = jax.random.normal(jax.random.key(1), (2, 5, WIDTH))
+  loss = lambda model, x: jnp.mean((model(x) - 1) ** 2)
+
+  @nnx.jit
+  def step(model, optimizer, x):
+    # nnx.grad takes positional arguments only.
+    fast = functools.partial(
+        skip_zeros(loss), mask=spdf.get_mask(optimizer.opt_state)
+    )
+    value, grads = nnx.value_and_grad(fast)(model, x)
+    optimizer.update(model, grads)
+    return value
+
+  dense = loss(model, x)
+  np.testing.assert_allclose(step(model, optimizer, x), dense, rtol=1e-5)
+  assert step(model, optimizer, x) < dense
+  spdf.check_zeros(nnx.state(model, nnx.Param), optimizer.opt_state)
+  found = explain(loss, lowering='native')(model, x, mask=mask)
+  assert len(found.reached) == len(jax.tree.leaves(mask)) == 6
+
+
+def test_an_equinox_module_with_functions_among_its_leaves():
+  model = eqx.nn.MLP(8, 4, 16, 2, key=jax.random.key(0))
+  x = jax.random.normal(jax.random.key(1), (5, 8))
+  loss = lambda model, x: jnp.mean(jax.vmap(model)(x) ** 2)
+  arrays = eqx.filter(model, eqx.is_inexact_array)
+  where = lambda path, leaf: spdf.MatrixAxes(1, 0) if leaf.ndim == 2 else None
+  mask = masks_of(arrays, where)
+  kept = eqx.combine(spdf.apply_mask(arrays, mask), model)
+  value, grads = eqx.filter_jit(eqx.filter_value_and_grad(skip_zeros(loss)))(
+      kept, x, mask=mask
+  )
+  expected, dense = eqx.filter_value_and_grad(loss)(kept, x)
+  np.testing.assert_allclose(value, expected, rtol=1e-5)
+  jax.tree.map(
+      lambda m, one, other: None if m is None else np.testing.assert_allclose(
+          one, np.where(m, other, 0), atol=1e-6
+      ), mask, grads, dense, is_leaf=lambda m: m is None,
+  )
+  found = explain(loss, lowering='native')(kept, x, mask=mask)
+  assert len(found.reached) == 3
+
+
+def test_an_explanation_needs_shapes_only():
+  model = GPT()
+  params = jax.eval_shape(model.init, jax.random.key(0), TOKENS)['params']
+  mask = jax.tree_util.tree_map_with_path(
+      lambda path, x: None if 'bias' in str(path) or x.ndim < 2
+      else jax.ShapeDtypeStruct(x.shape, bool), params,
+  )
+  loss = lambda p, t: next_token_loss(model.apply({'params': p}, t), t)
+  tokens = jax.ShapeDtypeStruct(TOKENS.shape, 'int32')
+  found = explain(loss, lowering='native')(params, tokens, mask=mask)
+  assert found.dense == {} and 'gather' in str(found)  # Tied to the head.
+
+
+def test_gradients_in_micro_batches():
+  model = GPT()
+  params = model.init(jax.random.key(0), TOKENS)['params']
+  loss = lambda p, t: next_token_loss(model.apply({'params': p}, t), t)
+  mask = masks_of(params, spdf.where.per_head)
+  kept = spdf.apply_mask(params, mask)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def accumulated(f, params):
+    def add(total, tokens):
+      grads = jax.grad(f)(params, tokens[None])
+      return jax.tree.map(jnp.add, total, grads), None
+
+    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), TOKENS)[0]
+
+  fast = functools.partial(skip_zeros(loss), mask=mask)
+  jax.tree.map(
+      lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5),
+      accumulated(fast, kept), spdf.apply_mask(accumulated(loss, kept), mask),
+  )
+
+
+STEPS = 300
+
+
+@pytest.mark.parametrize('lowering', ['reference', 'native'])
+def test_rigl_in_a_loop_of_ones_own_has_the_masks_of_the_run(lowering):
+  if lowering == 'native' and not native.is_available():
+    pytest.skip('no native kernels here')
+  model = models.create_model(
+      'gpt-mini', vocab_size=32, n_layers=2, d_model=WIDTH, n_heads=2,
+      max_length=12,
+  )
+  tx = spdf.sparsify(
+      optax.adam(1e-3),
+      spdf.rigl(0.8, update_every=10, update_until=250),
+      where=models.sparsifiable, key=0,
+  )
+  params = model.init(jax.random.key(0), TOKENS)['params']
+  batch = lambda i: jax.random.randint(jax.random.key(i), (2, 12), 0, 32)
+
+  def run_loss(params, masks, tokens):
+    variables = {'params': params, 'masks': masks['mask'],
+                 'grad_masks': masks['grad_mask']}
+    return next_token_loss(model.apply(variables, tokens), tokens)
+
+  plain = lambda p, t: next_token_loss(model.apply({'params': p}, t), t)
+  fast = spdf.skip_zeros(plain, lowering=lowering)
+  traces = []
+
+  def own_loss(params, masks, tokens):
+    traces.append(None)
+    return fast(params, tokens, **masks)
+
+  def train(loss):
+    opt_state = tx.init(params)
+    kept = spdf.apply_mask(params, spdf.get_mask(opt_state))
+
+    @jax.jit
+    def step(params, opt_state, tokens):
+      masks = spdf.get_masks(opt_state)
+      grads = jax.grad(loss)(params, masks, tokens)
+      updates, opt_state = tx.update(grads, opt_state, params)
+      return optax.apply_updates(params, updates), opt_state
+
+    masks = []
+    for i in range(STEPS):
+      kept, opt_state = step(kept, opt_state, batch(i))
+      if i % 50 == 49:
+        spdf.check_zeros(kept, opt_state)
+        masks.append(jax.tree.map(np.asarray, spdf.get_mask(opt_state)))
+    return kept, masks
+
+  run, masks_of_run = train(run_loss)
+  own, own_masks = train(own_loss)
+  assert len(traces) == 1
+  changed = jax.tree.map(lambda one, other: (one != other).any(),
+                         masks_of_run[0], masks_of_run[-1])
+  assert all(jax.tree.leaves(changed))
+  count = lambda masks: [int(m.sum()) for m in jax.tree.leaves(masks)]
+  assert count(own_masks) == count(masks_of_run)
+  if lowering == 'reference':
+    jax.tree.map(np.testing.assert_array_equal, own_masks, masks_of_run)
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-4),
+        own, run,
+    )
