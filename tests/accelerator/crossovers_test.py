@@ -157,7 +157,7 @@ def test_blocks_are_recognized_in_the_structures_of_a_run(
 ):
   seen = []
   monkeypatch.setattr(
-      training.matmul, 'sparse_steps',
+      training.step.matmul, 'sparse_steps',
       lambda *args, in_blocks, **kwargs: seen.append(in_blocks),
   )
   sparsity = 0.5 if structure == '2:4' else 0.75
