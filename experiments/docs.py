@@ -52,7 +52,8 @@ def build(output: pathlib.Path) -> str:
   """
   started = time.monotonic()
   _refuse_other_files(output)
-  sphinx, *_ = (require(name, 'docs') for name in _NEEDED)
+  for name in _NEEDED:
+    require(name, 'docs')
   place = output.resolve()
   place.parent.mkdir(parents=True, exist_ok=True)
   # A new folder, so that no page of an earlier build is checked or published.
@@ -60,15 +61,10 @@ def build(output: pathlib.Path) -> str:
       dir=place.parent, prefix=f'.{place.name}.'
   ) as folder:
     built = pathlib.Path(folder, 'site')
-    status = sphinx.build_main([
-        '-qaE', '--fail-on-warning', '--keep-going', '-b', 'html',
-        '-c', str(_FOLDER / 'site'),
-        '-d', str(_CACHE / 'doctrees'),
-        '-D', f'nb_execution_cache_path={_CACHE / "notebooks"}',
-        str(_FOLDER), str(built),
-    ])
-    if status:
-      raise ValueError('the site has the warnings above; correct its pages.')
+    render(
+        built, _CACHE / 'doctrees',
+        f'nb_execution_cache_path={_CACHE / "notebooks"}',
+    )
     pages, links, broken = check(built)
     if broken:
       raise ValueError(f'{len(broken)} broken links: {"; ".join(broken)}')
@@ -80,6 +76,30 @@ def build(output: pathlib.Path) -> str:
       f'{output / "index.html"} is written: {pages} pages, {links:,} links, 0 '
       f'broken, {size / 1e6:.1f} MB, {time.monotonic() - started:.0f} s'
   )
+
+
+def render(
+    output: pathlib.Path, doctrees: pathlib.Path, *settings: str
+) -> None:
+  """Renders all pages by Sphinx.
+
+  Args:
+    output: Folder for the pages.
+    doctrees: Folder for the parsed pages.
+    *settings: Settings of Sphinx, as `name=value`.
+
+  Raises:
+    ImportError: the extra docs is not installed.
+    ValueError: a page has a warning.
+  """
+  status = require('sphinx.cmd.build', 'docs').build_main([
+      '-qaE', '--fail-on-warning', '--keep-going', '-b', 'html',
+      '-c', str(_FOLDER / 'site'), '-d', str(doctrees),
+      *(f'-D{setting}' for setting in settings),
+      str(_FOLDER), str(output),
+  ])
+  if status:
+    raise ValueError('the site has the warnings above; correct its pages.')
 
 
 def _refuse_other_files(output: pathlib.Path) -> None:

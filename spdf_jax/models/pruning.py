@@ -49,7 +49,7 @@ def prune_blocks(
   the papers. Only one block is on the device at a time: beside the parameters,
   the memory holds the output of one block for all tokens, float32 `[N, L,
   d_model]`, a block, and the statistics of its layers, which for `sparsegpt`
-  are `d_model`² or `d_ff`² numbers each.
+  are `d_model ** 2` or `d_ff ** 2` numbers each.
 
   Args:
     config: Config of a `GPT` or `Llama` with unscanned layers.

@@ -54,6 +54,29 @@ def test_the_contents_list_pages_that_exist():
     assert list(EXPERIMENTS.glob(f'{page}.*')), page
 
 
+def test_markup_of_docstrings_ends_before_a_space_or_punctuation():
+  # Sphinx warns of others, when all notebooks have been executed.
+  assert [
+      f'{path.name}: {found[0]}' for path in sorted(PACKAGE.rglob('*.py'))
+      for node in ast.walk(ast.parse(path.read_text()))
+      if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+      for found in re.finditer(
+          r'`+[^`]+`+([^\W_])?', ast.get_docstring(node) or ''
+      ) if found[1]
+  ] == []
+
+
+@pytest.mark.slow
+def test_no_page_has_a_warning(tmp_path, capfd):
+  pytest.importorskip('sphinx')
+  pytest.importorskip('myst_nb')
+  try:
+    docs.render(tmp_path / 'site', tmp_path / 'trees', 'nb_execution_mode=off')
+  except ValueError:
+    pytest.fail(capfd.readouterr().err)
+  assert (tmp_path / 'site' / 'index.html').exists()
+
+
 def test_every_public_name_is_on_one_page():
   found = [name for page in PAGES for name in documented(page)]
   assert sorted({name for name in found if found.count(name) > 1}) == []
