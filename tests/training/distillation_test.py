@@ -104,7 +104,7 @@ def test_a_student_approaches_its_teacher(tmp_path):
   )
 
 
-def test_a_run_goes_on_when_its_teacher_is_deleted(tmp_path):
+def test_a_run_continues_when_its_teacher_is_deleted(tmp_path):
   write_model(tmp_path / 'teacher', TEACHER)
 
   def evaluate(step, params):
