@@ -38,11 +38,12 @@ def train_step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes one optimizer step.
 
-  One compiled step is used in all phases: the mask, and whether the optimizer
-  needs the gradients of pruned weights, are arrays in the state. Only with
-  `sparse_steps` it contains one `cond`, between sparse kernels and dense
-  products. A compact state, which holds only the values of kept weights, is
-  traced separately, and its step does not update the mask.
+  One function serves all phases: the mask, and whether the optimizer needs the
+  gradients of pruned weights, are arrays in the state. It is compiled once for
+  each batch shape and kind of step: with `sparse_steps`, a program has one
+  `cond` between sparse kernels and dense products; without, it has no branch.
+  A compact state, which holds only the values of kept weights, has a program of
+  its own, which does not update the mask.
 
   Args:
     state: The state; donate it, if you jit the step. With a loss scale, a step
