@@ -143,14 +143,14 @@ def read_special_tokens(
     logger.info('texts of %s end with any of the tokens %s', folder, ends)
   adds = template is not None or default.adds_begin
   if 'add_bos_token' in settings:
-    asked = bool(settings['add_bos_token'])
-    conflict = asked != adds and begin is not None
+    stated = bool(settings['add_bos_token'])
+    conflict = stated != adds and begin is not None
     if _is_llama(settings, config):
-      adds = asked
+      adds = stated
     if conflict:
       logger.warning(
           'add_bos_token is %s in %s, which contradicts the tokenizer itself; '
-          'texts %s with token %d', asked, folder,
+          'texts %s with token %d', stated, folder,
           'begin' if adds else 'do not begin', begin,
       )
   if 'chat_template' in settings or (folder / 'chat_template.jinja').exists():

@@ -343,7 +343,7 @@ def check_counts(
           f'{structure}.'
       )
   if isinstance(sparsities, ModelWide):
-    asked = model_kept(mask, sparsities, structure)
+    required = model_kept(mask, sparsities, structure)
     weights = {
         path: math.prod(leaf.shape) // math.prod(sizes[path])
         for path, leaf in trees.by_name(mask).items()
@@ -352,27 +352,31 @@ def check_counts(
         int(counts.sum()) * weights[path] for path, counts in found.items()
     )
     # One more unit may be too large.
-    if not asked - max(weights.values()) < total <= asked:
+    if not required - max(weights.values()) < total <= required:
       size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(mask))
-      raise ValueError(_differ(name, sparsities.sparsity, total, size, asked))
+      raise ValueError(
+          _differ(name, sparsities.sparsity, total, size, required)
+      )
     return
   sparsities = trees.by_name(distributions.uniform(mask, sparsities))
   for path, counts in found.items():
     here, sparsity = f'{name} of {path!r}', sparsities[path]
-    asked = number_kept(math.prod(sizes[path][1:]), sparsity)
+    required = number_kept(math.prod(sizes[path][1:]), sparsity)
     number = len(counts)
     if structure is structures.UNSTRUCTURED:
       # Layers of a stack may differ; their mean is rounded to a count.
       total = int(counts.sum())
-      if abs(total - number * asked) >= number:
+      if abs(total - number * required) >= number:
         size = number * math.prod(sizes[path][1:])
-        raise ValueError(_differ(here, sparsity, total, size, number * asked))
-    elif any(counts != asked):
-      other = counts[counts != asked][0]
+        raise ValueError(
+            _differ(here, sparsity, total, size, number * required)
+        )
+    elif any(counts != required):
+      other = counts[counts != required][0]
       raise ValueError(
           f'{here} keeps {other:,} units (weights, blocks or channels) of a '
           f'group of {structure}, but sparsity={sparsity:g} requires '
-          f'{asked:,}; make the mask with the structure and the sparsity of '
+          f'{required:,}; make the mask with the structure and the sparsity of '
           'the algorithm.'
       )
 
@@ -390,11 +394,11 @@ def _units(mask: jax.Array, structure: Structure) -> np.ndarray:
 
 
 def _differ(
-    name: str, sparsity: float, found: int, size: int, asked: int
+    name: str, sparsity: float, found: int, size: int, required: int
 ) -> str:
   return (
       f'{name} keeps {found:,} of {size:,} weights, but sparsity={sparsity:g} '
-      f'requires {asked:,}; set the sparsity to that of the mask, '
+      f'requires {required:,}; set the sparsity to that of the mask, '
       f'{1 - found / size:.10g} here (sparsities_of(mask) returns it for every '
       "leaf), or use another mask, e.g. that of init='magnitude'."
   )

@@ -435,10 +435,10 @@ def planned_sparsities(
       jax.tree_util.tree_leaves_with_path(stacks), jax.tree.leaves(sparsities)
   ):
     size = int(np.prod(stack.shape[1:]))
-    asked = PlannedSparsity(size, 1 - number_kept(size, value) / size)
+    planned = PlannedSparsity(size, 1 - number_kept(size, value) / size)
     for i in range(stack.shape[0]):
       name = path_name(path)
-      found[name + (f'[{i}]' if stack.shape[0] > 1 else '')] = asked
+      found[name + (f'[{i}]' if stack.shape[0] > 1 else '')] = planned
   return found
 
 

@@ -209,13 +209,13 @@ def moved(tmp_path_factory):
 
 def test_planned_and_measured_sparsity_of_each_layer_are_logged(moved):
   rows = [r for r in rows_in(moved[0]) if 'sparsity/all' in r]
-  layers = [k for k in rows[0] if k.startswith('sparsity_asked/')]
+  layers = [k for k in rows[0] if k.startswith('sparsity_planned/')]
   assert len(layers) == 6
   for row in rows:
     for key in layers:
-      assert row[key] == row[key.replace('_asked', '')]
-  asked = {row['step']: row[layers[0]] for row in rows}
-  assert 0.25 < asked[3] < asked[5] == 0.75 and asked[6] == 0
+      assert row[key] == row[key.replace('_planned', '')]
+  planned = {row['step']: row[layers[0]] for row in rows}
+  assert 0.25 < planned[3] < planned[5] == 0.75 and planned[6] == 0
 
 
 def test_steps_log_how_masks_moved(moved):

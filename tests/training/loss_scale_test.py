@@ -182,8 +182,8 @@ def test_a_run_with_overflows_ends_at_its_last_step_and_resumes_bit_for_bit(
   assert trained[0]['train/loss_scale'] == 2.0**(31 - attempts[0])
   for row in rows:
     for key in row:
-      if key.startswith('sparsity_asked/'):
-        assert row[key] == row[key.replace('_asked', '')]
+      if key.startswith('sparsity_planned/'):
+        assert row[key] == row[key.replace('_planned', '')]
 
   for stop in (3, 6):
 

@@ -227,8 +227,8 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
   """
   meta = workdirs.read_meta(checkpoint)
   found = {k: v for k, v in meta['arrays'].items() if k.startswith('params/')}
-  asked = identity.describe_arrays({'params': abstract})
-  identity.refuse_difference(checkpoint, 'model', found, asked)
+  expected = identity.describe_arrays({'params': abstract})
+  identity.refuse_difference(checkpoint, 'model', found, expected)
   params = _restore(checkpoint, params=abstract).params
   best = describe_best(meta, int(checkpoint.name))
   if best:

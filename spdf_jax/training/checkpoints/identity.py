@@ -122,7 +122,7 @@ def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 
 
 def differences(
-    found: Mapping[str, Any], asked: Mapping[str, Any]
+    found: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> list[str]:
   """Lists the differences of two flat mappings, as `name was … and is …`.
 
@@ -131,11 +131,11 @@ def differences(
   """
   return [
       f'{key} was {found.get(key, "absent")!r} and is '
-      f'{asked.get(key, "absent")!r}'
+      f'{expected.get(key, "absent")!r}'
       for key in sorted(
-          found.keys() | asked.keys(), key=lambda key: (key.count('.'), key)
+          found.keys() | expected.keys(), key=lambda key: (key.count('.'), key)
       )
-      if found.get(key) != asked.get(key)
+      if found.get(key) != expected.get(key)
   ]
 
 
@@ -143,7 +143,7 @@ def refuse_difference(
     checkpoint: pathlib.Path,
     what: str,
     found: Mapping[str, Any],
-    asked: Mapping[str, Any],
+    expected: Mapping[str, Any],
 ) -> None:
   """Raises MismatchError if a checkpoint differs from what is expected.
 
@@ -151,12 +151,12 @@ def refuse_difference(
     checkpoint: Directory of the checkpoint, for the error message.
     what: Name of the compared values, for the error message.
     found: Values stored in the checkpoint.
-    asked: Expected values.
+    expected: Expected values.
 
   Raises:
     MismatchError: the values differ; the message names the first three.
   """
-  different = differences(found, asked)
+  different = differences(found, expected)
   if different:
     more = f' (and {len(different) - 3} more)' if len(different) > 3 else ''
     raise MismatchError(

@@ -123,8 +123,8 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
     of_params = {
         k: v for k, v in meta['arrays'].items() if k.startswith('params/')
     }
-    asked = identity.describe_arrays({'params': params})
-    if of_params != asked:
+    expected = identity.describe_arrays({'params': params})
+    if of_params != expected:
       # Imported weights have a config of their model alone.
       found = identity.flatten({'model': meta['config']['model']})
       fields = {
@@ -136,7 +136,7 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
           {name: found[name] for name in fields if name in found},
           {name: fields[name] for name in fields if name in found},
       )
-    identity.refuse_difference(checkpoint, 'model', of_params, asked)
+    identity.refuse_difference(checkpoint, 'model', of_params, expected)
   # A densified checkpoint may be resumed with other phases.
   if field == 'resume' and not meta.get('densified'):
     stored = identity.read_config(meta['config'], f'checkpoint {checkpoint}')

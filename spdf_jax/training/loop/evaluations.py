@@ -156,7 +156,7 @@ def _sparsities(run: Run, step: int, state: TrainState) -> dict[str, float]:
   """Returns the measured and the planned sparsity of all layers."""
   mask = sparsity.get_mask(state.opt_state)
   summary = sparsity.summarize(mask, state.params, where=run.model.where)
-  asked = planned_sparsities(
+  planned = planned_sparsities(
       run.plan, step - 1, run.programs.abstract_state.params, run.model.where
   )
   row = {
@@ -165,7 +165,7 @@ def _sparsities(run: Run, step: int, state: TrainState) -> dict[str, float]:
   }
   for name, layer in summary.layers.items():
     row[f'sparsity/{name}'] = layer.sparsity
-    row[f'sparsity_asked/{name}'] = asked[name].sparsity
+    row[f'sparsity_planned/{name}'] = planned[name].sparsity
   return row
 
 
