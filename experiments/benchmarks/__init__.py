@@ -14,6 +14,7 @@ from experiments.benchmarks import optimizer
 from experiments.benchmarks import peers
 from experiments.benchmarks import primitives
 from experiments.benchmarks import profiles
+from experiments.benchmarks import skip_zeros
 from experiments.benchmarks import topk
 from experiments.benchmarks import train_step
 from experiments.benchmarks.measuring import Row
@@ -42,6 +43,7 @@ SUITES = {
     'peers': Suite(peers.measure, 15),
     'primitives': Suite(primitives.measure, 40),
     'profiles': Suite(profiles.measure, 5),
+    'skip_zeros': Suite(skip_zeros.measure, 9),
     'topk': Suite(topk.measure, 3),
     'train_step': Suite(train_step.measure, 20),
 }

@@ -12,6 +12,8 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.benchmarks import other_gpts
+from experiments.benchmarks import skip_zeros as suite
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax.accelerator import explain
@@ -297,3 +299,43 @@ def test_rigl_in_a_loop_of_ones_own_has_the_masks_of_the_run(lowering):
         lambda one, other: np.testing.assert_allclose(one, other, atol=1e-4),
         own, run,
     )
+
+
+@pytest.mark.parametrize('name', other_gpts.GPTS)
+def test_twenty_steps_of_other_gpts_have_the_losses_of_dense_ones(name):
+  sizes = other_gpts.Sizes(64, layers=2, vocabulary=32)
+  params, logits = other_gpts.GPTS[name](sizes)
+  plain = lambda params, x: next_token_loss(logits(params, x), x)
+  tx = spdf.sparsify(
+      optax.adamw(1e-3), spdf.static(0.75), where=suite.hidden_matrices, key=0
+  )
+
+  def losses(loss):
+    opt_state = tx.init(params)
+    kept = spdf.apply_mask(params, spdf.get_mask(opt_state))
+
+    @jax.jit
+    def step(params, opt_state, tokens):
+      masks = spdf.get_masks(opt_state)
+      value, grads = jax.value_and_grad(loss)(params, tokens, masks)
+      updates, opt_state = tx.update(grads, opt_state, params)
+      return optax.apply_updates(params, updates), opt_state, value
+
+    found = []
+    for i in range(20):
+      tokens = jax.random.randint(jax.random.key(i), (2, 32), 0, 32)
+      kept, opt_state, value = step(kept, opt_state, tokens)
+      found.append(float(value))
+    spdf.check_zeros(kept, opt_state)
+    return found
+
+  fast = skip_zeros(plain, lowering='native')
+  np.testing.assert_allclose(
+      losses(lambda p, x, masks: fast(p, x, **masks)),
+      losses(lambda p, x, masks: plain(p, x)), rtol=1e-4,
+  )
+  mask = jax.eval_shape(lambda p: spdf.get_mask(tx.init(p)), params)
+  found = explain(plain)(params, jnp.zeros((2, 32), int), mask=mask)
+  assert found.dense == {} or not native.is_available()
+  hidden = {'Linen': 12, 'NNX': 12, 'Equinox': 12, 'plain JAX': 8}
+  assert len(found.weights) == hidden.get(name, 6)

@@ -20,10 +20,12 @@ from experiments.benchmarks import matmul
 from experiments.benchmarks import measuring
 from experiments.benchmarks import model
 from experiments.benchmarks import optimizer
+from experiments.benchmarks import other_gpts
 from experiments.benchmarks import peers
 from experiments.benchmarks import primitives
 from experiments.benchmarks import profiles
 from experiments.benchmarks import pytorch
+from experiments.benchmarks import skip_zeros
 from experiments.benchmarks import small_gpts
 from experiments.benchmarks import Suite
 from experiments.benchmarks import SUITES
@@ -257,6 +259,19 @@ def test_native_suites_compare_every_sparsity_with_dense(monkeypatch):
       assert (row.target is None) != (has_target and tokens == 1024)
       rows.append(row)
   assert all(row.value > 0 for row in rows)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize('name', [*other_gpts.GPTS, skip_zeros.OURS])
+def test_the_skip_zeros_suite_measures_models_of_others(name, monkeypatch):
+  if name == 'Equinox':
+    pytest.importorskip('equinox')
+  monkeypatch.setattr(skip_zeros, 'SPARSITIES', (0.75,))
+  sizes = other_gpts.Sizes(64, layers=1, vocabulary=32)
+  row, = skip_zeros.measure_model(
+      name, sizes, (2, 32), 3, np.random.default_rng(0)
+  )
+  assert row.value > 0 and row.target == skip_zeros.LEAST
 
 
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
