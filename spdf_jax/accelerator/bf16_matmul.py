@@ -9,8 +9,10 @@ is float32. This primitive sums in float32, rounds the result, and rounds
 cotangents before it multiplies them.
 """
 
+from collections.abc import Sequence
 import functools
 import os
+import string
 from typing import Any
 
 import jax
@@ -152,6 +154,29 @@ def dimension_numbers(subscripts: str) -> Any:
       [of.index(a) for a in axes] for of in (of_x, of_y)
   )
   return places(summed), places(stacked)
+
+
+def subscripts(numbers: Any, ranks: Sequence[int]) -> str:
+  """Returns the subscripts of `einsum` for a `dot_general`.
+
+  Args:
+    numbers: Dimension numbers of `dot_general`.
+    ranks: Number of axes of each operand.
+
+  Example:
+    >>> subscripts((([2], [0]), ([], [])), (3, 2))
+    'abc,cd->abd'
+  """
+  (summed_x, summed_y), (stacked_x, stacked_y) = numbers
+  letters = iter(string.ascii_lowercase)
+  of_x = [next(letters) for _ in range(ranks[0])]
+  of_y = [''] * ranks[1]
+  for i, j in zip((*summed_x, *stacked_x), (*summed_y, *stacked_y)):
+    of_y[j] = of_x[i]
+  of_y = [letter or next(letters) for letter in of_y]
+  stacked = [of_x[i] for i in stacked_x]
+  free = [a for of in (of_x, of_y) for a in of if (a in of_x) != (a in of_y)]
+  return f'{"".join(of_x)},{"".join(of_y)}->{"".join(stacked + free)}'
 
 
 def matmul(x: jax.Array, w: jax.Array) -> jax.Array:

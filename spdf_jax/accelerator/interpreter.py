@@ -66,13 +66,15 @@ class Evaluation:
 
   Attributes:
     lowering: Lowering of the products.
+    fast_bfloat16: Whether dense products, too, are replaced, see `skip_zeros`.
     uses: Uses of the weights, by weight and equation: bodies of control flow
       may be traced more than once.
   """
 
-  def __init__(self, lowering: str):
+  def __init__(self, lowering: str, fast_bfloat16: bool = False):
     """Initializes an evaluation."""
     self.lowering = lowering
+    self.fast_bfloat16 = fast_bfloat16
     self.uses: dict[tuple[str, int], Use] = {}
 
   def evaluate(
@@ -91,8 +93,12 @@ class Evaluation:
 
   def _equation(self, eqn: Any, operands: Iterable[Value]) -> list[Value]:
     values = list(operands)
+    rule: Rule | None = None
     if any(value.masks for value in values):
       rule = RULES.get(eqn.primitive.name, _no_rule)
+    elif self.fast_bfloat16:
+      rule = FAST_BFLOAT16.get(eqn.primitive.name)
+    if rule is not None:
       stack = source_info_util.current_name_stack()
       with source_info_util.user_context(
           eqn.source_info.traceback,
@@ -194,6 +200,18 @@ def _product(evaluation, eqn, values):
   )
   numbers = eqn.params['dimension_numbers']
   return _multiply(evaluation, eqn, values, numbers, dtype)
+
+
+def _dense_product(evaluation, eqn, values):
+  """Multiplies by `bf16_matmul.einsum` where XLA is slower."""
+  del evaluation
+  types = {var.aval.dtype.name for var in (*eqn.invars, *eqn.outvars)}
+  if types != {'bfloat16'} or not bf16_matmul.is_faster(jnp.bfloat16):
+    return eqn.primitive.name
+  subscripts = bf16_matmul.subscripts(
+      eqn.params['dimension_numbers'], [var.aval.ndim for var in eqn.invars]
+  )
+  return [Value(bf16_matmul.einsum(subscripts, *(v.array for v in values)))]
 
 
 def _einsum(evaluation, eqn, values):
@@ -462,5 +480,14 @@ RULES: dict[str, Rule] = {
     'while': _while,
     'shard_map': _shard_map,
 }
-"""Rules by the name of the primitive. An equation of any other primitive is
-evaluated as it is, on masked weights."""
+"""Rules by the name of the primitive, for operands with masks. An equation of
+any other primitive is evaluated as it is, on masked weights."""
+
+FAST_BFLOAT16: dict[str, Rule] = {
+    'dot_general': _dense_product,
+    **{
+        name: rule for name, rule in RULES.items()
+        if rule in (_inlined, _remat, _cond, _scan, _while, _shard_map)
+    },
+}
+"""Rules for operands without masks, where dense products are replaced too."""

@@ -30,6 +30,7 @@ def skip_zeros(
     *,
     argnums: int | Sequence[int] = 0,
     lowering: str = auto.AUTO,
+    fast_bfloat16: bool = False,
 ) -> Callable[..., PyTree]:
   r"""Makes a function skip the zeros of its weights, whatever its model is.
 
@@ -50,6 +51,8 @@ def skip_zeros(
     lowering: Lowering of the products, see `sparse_matmul`. `'auto'`: native
       kernels where they are faster than XLA's dense products on this processor,
       by the sizes of each product and the sparsity of its mask.
+    fast_bfloat16: Whether products of bfloat16 without masks are computed by
+      `bf16_matmul.einsum` where XLA:CPU is slow, which rounds them likewise.
 
   Returns:
     A function with the arguments of `f`, `mask` and `grad_mask`. `mask` is a
@@ -86,8 +89,9 @@ def skip_zeros(
       if grad_mask is not None:
         raise ValueError('grad_mask is given without mask; give both.')
       return f(*args, **kwargs)
+    evaluation = Evaluation(lowering, fast_bfloat16)
     out, explanation = _call(
-        f, argnums, lowering, args, kwargs, mask, grad_mask
+        f, argnums, evaluation, args, kwargs, mask, grad_mask
     )
     if str(explanation) not in logged:
       logged.add(str(explanation))
@@ -143,7 +147,7 @@ def explain(
       filled = [next(given) if is_s else x for x, is_s in zip(leaves, is_shape)]
       args, kwargs, mask, grad_mask = jax.tree.unflatten(treedef, filled)
       out, explanation = _call(
-          f, argnums, lowering, args, kwargs, mask, grad_mask
+          f, argnums, Evaluation(lowering), args, kwargs, mask, grad_mask
       )
       found.append(explanation)
       return out
@@ -172,7 +176,7 @@ def _signature(f):
 # From the arguments of a function to a jaxpr of its weights.
 
 
-def _call(f, argnums, lowering, args, kwargs, mask, grad_mask):
+def _call(f, argnums, evaluation, args, kwargs, mask, grad_mask):
   """Returns the result of `f`, and an explanation."""
   params = _weights(args, argnums)
   leaves, treedef = jax.tree.flatten(params)
@@ -202,7 +206,6 @@ def _call(f, argnums, lowering, args, kwargs, mask, grad_mask):
       [leaves[i] for i in chosen]
   )
   _check_used(closed.jaxpr, [names[i] for i in chosen])
-  evaluation = Evaluation(lowering)
   outs = evaluation.evaluate(closed.jaxpr, closed.consts, [
       Value(leaves[i], Masks(masks[i], of_gradient[i], frozenset([names[i]])))
       for i in chosen

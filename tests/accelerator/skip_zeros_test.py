@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import explain
 from spdf_jax.accelerator import skip_zeros
 from spdf_jax.accelerator import sparse_matmul
@@ -496,6 +497,32 @@ def test_a_product_into_a_wider_dtype_is_not_rounded():
   np.testing.assert_allclose(
       skip_zeros(mixed)(params, x, mask=mask),
       mixed(masked(params, mask), x), rtol=1e-5, atol=1e-6,
+  )
+
+
+def test_dense_bfloat16_products_take_the_fast_way_by_an_argument(monkeypatch):
+  monkeypatch.setattr(bf16_matmul, 'multiplies_bfloat16', lambda: True)
+  params, mask, x = simple()
+  params, x = jax.tree.map(lambda w: w.astype('bfloat16'), (params, x))
+  only = mask | {'wo': None}  # The second product is dense.
+
+  @jax.jit
+  def loss(params, x):
+    h = jnp.tanh(x @ params['wi'] + params['b'])
+    step = lambda h, _: (h @ params['wo'] @ params['wo'].T, None)
+    h, _ = jax.lax.scan(step, h, None, length=2)
+    scores = jnp.einsum('th,sh->ts', h, h)
+    return jnp.mean(scores.astype('float32'))
+
+  fast = skip_zeros(loss, fast_bfloat16=True)
+  kept = masked(params, only)
+  jaxpr = str(jax.make_jaxpr(fast)(kept, x, mask=only))
+  assert jaxpr.count('= bf16_einsum[') == 3 and 'dot_general' not in jaxpr
+  value, grads = jax.value_and_grad(fast)(kept, x, mask=only)
+  expected = jax.value_and_grad(skip_zeros(loss))(kept, x, mask=only)
+  assert_equal_trees(
+      jax.tree.map(lambda a: a.astype('float32'), (value, grads)),
+      jax.tree.map(lambda a: a.astype('float32'), expected), 5e-2,
   )
 
 
