@@ -18,9 +18,11 @@ from jax.extend import core
 from jax.extend import source_info_util
 import jax.numpy as jnp
 
+from spdf_jax import lowerings
 from spdf_jax.accelerator import auto
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import jaxprs
+from spdf_jax.accelerator import lists
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.explanation import Use
 
@@ -31,13 +33,13 @@ class Masks:
   """Masks of an array of weights; a pytree node.
 
   Attributes:
-    product: `True` where a weight is kept.
-    gradient: `True` where its gradient is computed.
+    product: `True` where a weight is kept; `None` for a `ListedMatrix`.
+    gradient: `True` where its gradient is computed, or `None`.
     weights: Paths of the weights of which the array consists.
   """
 
-  product: jax.Array
-  gradient: jax.Array
+  product: Any
+  gradient: Any
   weights: frozenset[str] = dataclasses.field(metadata={'static': True})
 
 
@@ -45,17 +47,25 @@ class Value(NamedTuple):
   """A value in a jaxpr.
 
   Attributes:
-    array: The array; with masks, its pruned entries are to be ignored.
+    array: The array; with masks, its pruned entries are to be ignored. Or the
+      `ListedMatrix` in its place, which has lists instead of masks.
     masks: Masks of weights that are followed; `None` for all other arrays.
   """
 
   array: Any
   masks: Masks | None = None
 
+  @property
+  def is_listed(self) -> bool:
+    """Whether the array is a `ListedMatrix`."""
+    return isinstance(self.array, lists.ListedMatrix)
+
   def masked(self) -> Any:
     """Returns the array, with zeros in place of pruned weights."""
     if self.masks is None:
       return self.array
+    if self.is_listed:
+      return lists.dense_matrix(self.array)
     return primitives.kept_weights(
         self.array, self.masks.product, self.masks.gradient
     )
@@ -94,7 +104,9 @@ class Evaluation:
   def _equation(self, eqn: Any, operands: Iterable[Value]) -> list[Value]:
     values = list(operands)
     rule: Rule | None = None
-    if any(value.masks for value in values):
+    if any(value.is_listed for value in values):
+      rule = LISTED.get(eqn.primitive.name, _no_rule)
+    elif any(value.masks for value in values):
       rule = RULES.get(eqn.primitive.name, _no_rule)
     elif self.fast_bfloat16:
       rule = FAST_BFLOAT16.get(eqn.primitive.name)
@@ -275,6 +287,30 @@ def _multiply(evaluation, eqn, values, dimension_numbers, dtype):
       tokens=array.size // inputs // stack, kernels=kernels, reason=reason,
   )
   return [Value(y)]
+
+
+def _listed_product(evaluation, eqn, values):
+  """Multiplies by `listed_matmul`, if the matrix is as its lists are."""
+  contracted, batches = eqn.params['dimension_numbers']
+  x, w = values
+  if not w.is_listed or len(w.array.shape) != 2 or (
+      (list(contracted[1]), list(batches[1])) != ([0], [])
+  ):
+    return 'a product with another axis of a listed matrix'
+  array = jnp.moveaxis(x.masked(), contracted[0][0], -1)
+  lowering = evaluation.lowering
+  lowering = lowerings.NATIVE if lowering == auto.AUTO else lowering
+  y = lists.listed_matmul(array, w.array, lowering=lowering)
+  evaluation.note(
+      eqn, [w], product=' × '.join(map(str, w.array.shape)),
+      tokens=array.size // w.array.inputs, kernels=f'lists, {lowering}',
+  )
+  return [Value(y.astype(eqn.outvars[0].aval.dtype))]
+
+
+def _listed_cast(evaluation, eqn, values):
+  """Leaves the values as they are: products sum in float32 in any case."""
+  return values
 
 
 def _axes(a, summed, stacked):
@@ -483,11 +519,15 @@ RULES: dict[str, Rule] = {
 """Rules by the name of the primitive, for operands with masks. An equation of
 any other primitive is evaluated as it is, on masked weights."""
 
-FAST_BFLOAT16: dict[str, Rule] = {
-    'dot_general': _dense_product,
-    **{
-        name: rule for name, rule in RULES.items()
-        if rule in (_inlined, _remat, _cond, _scan, _while, _shard_map)
-    },
+_CONTROL: dict[str, Rule] = {
+    name: rule for name, rule in RULES.items()
+    if rule in (_inlined, _remat, _cond, _scan, _while, _shard_map)
 }
+
+LISTED: dict[str, Rule] = _CONTROL | {
+    'convert_element_type': _listed_cast, 'dot_general': _listed_product,
+}
+"""Rules for operands of which one is a `ListedMatrix`."""
+
+FAST_BFLOAT16: dict[str, Rule] = _CONTROL | {'dot_general': _dense_product}
 """Rules for operands without masks, where dense products are replaced too."""

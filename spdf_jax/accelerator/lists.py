@@ -279,14 +279,31 @@ def listed_matmul(
   )
 
 
+def dense_matrix(matrix: ListedMatrix) -> jax.Array:
+  """Returns the matrix, or a stack of them, with zeros for pruned weights.
+
+  Example:
+    >>> w = np.array([[3., 0., 4.], [0., 0., 5.]], np.float32)
+    >>> dense_matrix(list_matrix(w, w != 0)).tolist()
+    [[3.0, 0.0, 4.0], [0.0, 0.0, 5.0]]
+  """
+  if len(matrix.shape) > 2:
+    return jax.vmap(dense_matrix)(matrix)
+  values, starts = map(jnp.asarray, (matrix.values, matrix.starts))
+  columns = jnp.searchsorted(
+      starts, jnp.arange(values.shape[0]), side='right'
+  ) - 1
+  # The column of padding is the number of outputs, which is dropped.
+  return jnp.zeros(matrix.shape, values.dtype).at[
+      jnp.asarray(matrix.indices), columns
+  ].set(values, mode='drop')
+
+
 def _reference(x, values, indices, starts):
   """Multiplies by the dense matrix."""
-  outputs = starts.shape[0] - 1
-  places = jnp.arange(values.shape[0])
-  columns = jnp.searchsorted(starts, places, side='right') - 1
-  w = jnp.zeros((x.shape[-1], outputs), jnp.float32)
-  # The column of padding is `outputs`, which is dropped.
-  w = w.at[indices, columns].set(values.astype(jnp.float32), mode='drop')
+  w = dense_matrix(ListedMatrix(
+      values.astype(jnp.float32), indices, starts, x.shape[-1]
+  ))
   y = jnp.matmul(x.astype(jnp.float32), w, precision='highest')
   return y.astype(x.dtype)
 

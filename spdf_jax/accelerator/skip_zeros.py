@@ -20,6 +20,7 @@ from spdf_jax.accelerator.explanation import Explanation
 from spdf_jax.accelerator.interpreter import Evaluation
 from spdf_jax.accelerator.interpreter import Masks
 from spdf_jax.accelerator.interpreter import Value
+from spdf_jax.accelerator.lists import ListedMatrix
 from spdf_jax.sparsity import trees
 
 PyTree = Any
@@ -60,9 +61,10 @@ def skip_zeros(
     sparsified, as `spdf_jax.get_mask` returns it; with several `argnums` a
     tuple of them. `grad_mask` is another, by default `mask`. Both are data:
     changes recompile nothing. Without `mask` the function is `f`, whose own
-    arguments must not have these names. It composes
-    with all transformations of JAX; apply `jax.grad` to it, rather than it to
-    a gradient, whose products of activations have no mask.
+    arguments must not have these names; but for the few tokens of generation,
+    weights may be those of `list_params`, without masks and gradients. It
+    composes with all transformations of JAX; apply `jax.grad` to it, rather
+    than it to a gradient, whose products of activations have no mask.
 
   Raises:
     ValueError: the lowering is unknown. When the returned function is called: a
@@ -85,9 +87,9 @@ def skip_zeros(
   def skipping(
       *args: Any, mask: PyTree = None, grad_mask: PyTree = None, **kwargs: Any
   ) -> PyTree:
-    if mask is None:
-      if grad_mask is not None:
-        raise ValueError('grad_mask is given without mask; give both.')
+    if mask is None and grad_mask is not None:
+      raise ValueError('grad_mask is given without mask; give both.')
+    if mask is None and not _has_lists(_weights(args, argnums)):
       return f(*args, **kwargs)
     evaluation = Evaluation(lowering, fast_bfloat16)
     out, explanation = _call(
@@ -136,7 +138,7 @@ def explain(
   lowerings.check_lowering(lowering)
 
   def explained(
-      *args: Any, mask: PyTree, grad_mask: PyTree = None, **kwargs: Any
+      *args: Any, mask: PyTree = None, grad_mask: PyTree = None, **kwargs: Any
   ) -> Explanation:
     leaves, treedef = jax.tree.flatten((args, kwargs, mask, grad_mask))
     is_shape = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
@@ -178,43 +180,75 @@ def _signature(f):
 
 def _call(f, argnums, evaluation, args, kwargs, mask, grad_mask):
   """Returns the result of `f`, and an explanation."""
-  params = _weights(args, argnums)
-  leaves, treedef = jax.tree.flatten(params)
-  names = list(trees.by_name(params))
-  masks = _matching(params, names, leaves, 'mask', mask)
-  of_gradient = masks
-  if grad_mask is not None:
-    of_gradient = _matching(params, names, leaves, 'grad_mask', grad_mask)
-  chosen = [i for i, m in enumerate(masks) if m is not None]
-  others = [names[i] for i, m in enumerate(of_gradient)
-            if (m is None) != (masks[i] is None)]
-  if others:
-    raise ValueError(
-        f'mask and grad_mask do not select the same weights: only one has '
-        f'{others[0]!r}; give both the same structure.'
-    )
+  paths, treedef = jax.tree_util.tree_flatten_with_path(
+      _weights(args, argnums), is_leaf=_is_listed
+  )
+  names = [trees.path_name(path) for path, _ in paths]
+  leaves = [leaf for _, leaf in paths]
+  if mask is None:
+    followed = {
+        i: Value(leaf, Masks(None, None, frozenset([names[i]])))
+        for i, leaf in enumerate(leaves) if _is_listed(leaf)
+    }
+  else:
+    params = jax.tree.unflatten(treedef, leaves)
+    followed = _with_masks(params, names, leaves, mask, grad_mask)
 
   def of_weights(weights):
-    given = dict(zip(chosen, weights))
+    given = dict(zip(followed, weights))
     filled = [given.get(i, leaf) for i, leaf in enumerate(leaves)]
     filled = jax.tree.unflatten(treedef, filled)
     out = f(*_with_weights(args, argnums, filled), **kwargs)
     _check_arrays(out)
     return out
 
-  closed, shapes = jax.make_jaxpr(of_weights, return_shape=True)(
-      [leaves[i] for i in chosen]
-  )
-  _check_used(closed.jaxpr, [names[i] for i in chosen])
-  outs = evaluation.evaluate(closed.jaxpr, closed.consts, [
-      Value(leaves[i], Masks(masks[i], of_gradient[i], frozenset([names[i]])))
-      for i in chosen
+  closed, shapes = jax.make_jaxpr(of_weights, return_shape=True)([
+      jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].values.dtype)
+      if _is_listed(leaves[i]) else leaves[i] for i in followed
   ])
-  explanation = Explanation(
-      tuple(names[i] for i in chosen), tuple(evaluation.uses.values())
+  chosen = tuple(names[i] for i in followed)
+  _check_used(closed.jaxpr, chosen)
+  outs = evaluation.evaluate(
+      closed.jaxpr, closed.consts, list(followed.values())
   )
   outs = [out.masked() for out in outs]
-  return jax.tree.unflatten(jax.tree.structure(shapes), outs), explanation
+  return (
+      jax.tree.unflatten(jax.tree.structure(shapes), outs),
+      Explanation(chosen, tuple(evaluation.uses.values())),
+  )
+
+
+def _is_listed(x):
+  return isinstance(x, ListedMatrix)
+
+
+def _has_lists(params):
+  return any(map(_is_listed, jax.tree.leaves(params, is_leaf=_is_listed)))
+
+
+def _with_masks(params, names, leaves, mask, grad_mask):
+  """Returns the weights with masks, by their index among the leaves."""
+  if _has_lists(params):
+    raise ValueError(
+        'the weights are those of list_params, which include their mask; omit '
+        'mask.'
+    )
+  masks = _matching(params, names, leaves, 'mask', mask)
+  of_gradient = masks
+  if grad_mask is not None:
+    of_gradient = _matching(params, names, leaves, 'grad_mask', grad_mask)
+  for name, m, g in zip(names, masks, of_gradient):
+    if (m is None) != (g is None):
+      raise ValueError(
+          f'mask and grad_mask do not select the same weights: only one has '
+          f'{name!r}; give both the same structure.'
+      )
+  return {
+      i: Value(leaf, Masks(m, g, frozenset([name])))
+      for i, (leaf, m, g, name) in enumerate(
+          zip(leaves, masks, of_gradient, names)
+      ) if m is not None
+  }
 
 
 def _weights(args, argnums):
@@ -286,7 +320,7 @@ def _check_arrays(out):
 
 
 def _check_used(jaxpr, names):
-  """Raises ValueError if a jaxpr uses none of its operands."""
+  """Raises ValueError if a jaxpr uses none of its operands, or has none."""
   used = {
       id(var) for eqn in jaxpr.eqns for var in eqn.invars
   } | set(map(id, jaxpr.outvars))

@@ -17,6 +17,7 @@ import pytest
 
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import explain
+from spdf_jax.accelerator import list_params
 from spdf_jax.accelerator import skip_zeros
 from spdf_jax.accelerator import sparse_matmul
 
@@ -524,6 +525,37 @@ def test_dense_bfloat16_products_take_the_fast_way_by_an_argument(monkeypatch):
       jax.tree.map(lambda a: a.astype('float32'), (value, grads)),
       jax.tree.map(lambda a: a.astype('float32'), expected), 5e-2,
   )
+
+
+# Lists of kept weights.
+
+
+@pytest.mark.parametrize('lowering', ['auto', 'reference'])
+def test_lists_of_kept_weights_multiply_in_functions_of_few_tokens(lowering):
+  params, mask, x = simple()
+  stack = np.random.default_rng(1).normal(size=(3, 8, 8)).astype(np.float32)
+  params['stack'], mask['stack'] = stack, stack > 0.5
+  params['tied'], mask['tied'] = stack[0], stack[0] > 0.5
+
+  @jax.jit
+  def decode(params, x):
+    h = jnp.tanh(x @ params['wi'] + params['b'])
+    layer = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None))
+    h, _ = jax.lax.scan(layer, h, params['stack'])
+    h = jax.lax.cond(h.sum() > 0, lambda h: h @ params['tied'], jnp.sin, h)
+    return h @ params['tied'].T @ params['wo'].astype('float32')
+
+  listed = list_params(params, mask)
+  fast = skip_zeros(decode, lowering=lowering)
+  np.testing.assert_allclose(
+      jax.jit(fast)(listed, x), decode(masked(params, mask), x), atol=1e-5
+  )
+  found = explain(decode, lowering=lowering)(listed, x)
+  assert found.reached == ('stack', 'tied', 'wi', 'wo')
+  kernels = {'auto': 'lists, native', 'reference': 'lists, reference'}
+  assert kernels[lowering] in str(found) and 'transpose' in str(found)
+  with pytest.raises(ValueError, match='include their mask; omit mask'):
+    fast(listed, x, mask=mask)
 
 
 # Arguments.
