@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from spdf_jax import lowerings
 from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax import training
@@ -99,7 +100,7 @@ def trace_step(run: Run, batch_size: int, length: int) -> Program:
   """Traces a run's train step, with sparse products, from shapes.
 
   Args:
-    run: The run.
+    run: The run, of any model.
     batch_size: Number of sequences.
     length: Number of tokens of each sequence.
 
@@ -108,7 +109,12 @@ def trace_step(run: Run, batch_size: int, length: int) -> Program:
   """
   shape = lambda dtype: jax.ShapeDtypeStruct((batch_size, length), dtype)
   batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
-  apply_fn, optimizer = _as_products(run.model).apply, run.programs.optimizer
+  is_ours = isinstance(run.model.config, models.DecoderConfig)
+  model = (
+      _as_products(run.model) if is_ours
+      else run.model.with_lowering(lowerings.REFERENCE)
+  )
+  apply_fn, optimizer = model.apply, run.programs.optimizer
   teacher, loss = None, run.config.loss
   if loss.teacher is not None:
     teacher = _as_products(
@@ -165,6 +171,7 @@ def step_reports(
     A function `((batch_size, length), sparsity, dense_grads) -> report`, where
     `sparsity` is a function from the layer's name to the fraction of zeros.
   """
+  _as_products(run.model)  # Memory on the wafer is known of our models only.
   traced = functools.cache(functools.partial(trace_step, run))
   parts_of = _parts_of(run, device, systems)
 

@@ -2,17 +2,22 @@
 
 import collections
 import csv
+import functools
 import io
 
 from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
+from configs import quickstart
 from experiments.papers import flops_of_models
 from experiments.papers import flops_tables
 from experiments.papers import printed_numbers
 from experiments.papers import published_flops
+from spdf_jax.training import Run
 from tests import command
+from tests.experiments.guides_test import ROOT
+from tests.experiments.guides_test import scripts
 
 pytestmark = pytest.mark.papers
 
@@ -126,6 +131,24 @@ def test_a_config_has_its_phases_and_the_share_of_fine_tuning():
   assert float(printed[2][:-1]) / 100 == pytest.approx(share, abs=2e-3)
   traced = [line for line in lines if len(line) == 6 and line[4] == '0.00%']
   assert [line[0] for line in traced] == list(flops_of)
+
+
+def test_zeros_of_a_users_own_model_are_traced(tmp_path, monkeypatch):
+  guide = ROOT / 'experiments' / 'guides' / 'own_model.md'
+  files = {name: script for name, script in scripts(guide) if name}
+  (tmp_path / 'traced_model.py').write_text(files['my_model.py'])
+  monkeypatch.syspath_prepend(tmp_path)
+  sizes = dict(vocab_size=1024, d_model=16, n_layers=2, max_length=128)
+  config = quickstart.get_config()
+  config.model = dict(preset='traced_model:make_model', **sizes)
+  config.evaluation.generations = 0
+  run = Run.create(config, planning=True)
+  of = functools.partial(flops_of_models.trace_flops, run, 2, 8)
+  dense, sparse = of(), of(0.75)
+  assert dense.products == pytest.approx(dense.formula, rel=1e-6)
+  assert sparse.products == pytest.approx(sparse.formula, rel=1e-3)
+  hidden = 2 * 2 * (32 * 64 + 64 * 16)  # Operations of a token, forward.
+  assert dense.products - sparse.products == 0.75 * 3 * hidden * 2 * 8
 
 
 @pytest.mark.parametrize('flags, message', [
