@@ -172,7 +172,9 @@ def equinox(sizes: Sizes) -> GPT:
 def plain(sizes: Sizes) -> GPT:
   """Returns a GPT as a function of a dictionary of arrays."""
   s, keys = sizes, iter(jax.random.split(jax.random.key(0), 99))
-  draw = lambda *shape: jax.random.normal(next(keys), shape) / shape[0] ** 0.5
+  draw = lambda *shape: (
+      jax.random.normal(next(keys), shape, 'float32') / shape[0] ** 0.5
+  )
   params = {'embed': draw(s.vocabulary, s.width), 'layers': [{
       'qkv': draw(s.width, 3 * s.width), 'wd': draw(s.width, s.width),
       'wi': draw(s.width, 4 * s.width), 'wo': draw(4 * s.width, s.width),

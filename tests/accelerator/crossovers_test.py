@@ -205,7 +205,7 @@ def test_products_have_the_tokens_of_a_micro_batch(on_processor):
       micro_batches=micro_batches, phases__order=('pretrain',),
       phases__pretrain__batch_size=8,
       phases__pretrain__algorithm=dict(name='static', sparsity=0.75),
-  ).sparse_steps is not None
+  ).programs.sparse_steps is not None
   assert uses_kernels(1) and not uses_kernels(4)
 
 
