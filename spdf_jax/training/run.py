@@ -45,6 +45,7 @@ from spdf_jax.training.step import create_state
 from spdf_jax.training.step import frozen_at
 from spdf_jax.training.step import train_step
 from spdf_jax.training.step import TrainState
+from spdf_jax.training.step import with_dense_grads
 
 PyTree = Any
 
@@ -233,8 +234,9 @@ class Run:
       ))
     else:
       state = self.create_state()
-    self.state = state
     self._follow(ends)
+    # The next phase may be another than that for which the state was saved.
+    self.state = with_dense_grads(state, self.plan.algorithm)
     # Written last, so that a run refused above leaves no config in the workdir.
     if processes.is_main_process():
       workdirs.write_workdir_config(self.workdir, self.config)
@@ -248,7 +250,8 @@ class Run:
     if int(checkpoint.name) >= last:
       raise ValueError(
           f'resume: {checkpoint} is at step {checkpoint.name} of {last}, '
-          'which leaves nothing to train; give an earlier checkpoint.'
+          'which leaves nothing to train; add a phase to phases.order, or give '
+          'an earlier checkpoint.'
       )
     logger.info('resuming from %s', checkpoint)
     return self.read_checkpoint(checkpoint), ends
