@@ -26,11 +26,11 @@ mask and keeps weights, step, schedules and the optimizer's moments, which
 same phases and a dense one after them, which the first launch need not have
 had:
 
-  python -m experiments.train --config=C --workdir=a \
+  python -m experiments.train --config=configs/quickstart.py --workdir=a \
     --config.phases.order="('pretrain',)"
   python -m experiments.convert --densify=a --to=b
-  python -m experiments.train --config=C --workdir=c --config.resume=b \
-    --config.phases.order="('pretrain', 'more')"
+  python -m experiments.train --config=configs/quickstart.py --workdir=c \
+    --config.resume=b --config.phases.order="('pretrain', 'finetune')"
 
 The result equals that of one launch of all phases whose `reset_moments` agrees
 with --moments. A phase with the learning rate 'continue' changes the schedule

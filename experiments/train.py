@@ -11,7 +11,7 @@ allocates no arrays, so any model and mesh can be planned:
 
   python -m experiments.train --config=configs/quickstart.py --dry_run \
     --config.model.preset=cerebras-gpt-13b --config.model.vocab_size=50257 \
-    --config.model.scan_layers --config.mesh.fsdp=16
+    --config.model.scan_layers --config.mesh.fsdp=8
 
 With --mirror=gs://bucket/runs/a a copy of the workdir is kept in a bucket, from
 which the same command continues on another machine.

@@ -144,7 +144,8 @@ def bigram_baseline(run: Run) -> dict[str, float] | None:
     run: The run.
 
   Returns:
-    Loss and perplexity by name; `None` if the vocabulary is too large.
+    Loss, perplexity and number of tokens by name; `None` if the vocabulary is
+    too large.
   """
   vocab_size = run.corpus.tokenizer.vocab_size
   if vocab_size > evaluation.LARGEST_VOCABULARY:
@@ -156,6 +157,7 @@ def bigram_baseline(run: Run) -> dict[str, float] | None:
   return {
       'validation/loss': loss.loss,
       'validation/perplexity': loss.perplexity,
+      'validation/tokens': float(loss.tokens),
   }
 
 

@@ -398,6 +398,12 @@ def write_report(
       '## Runs',
       runs_table(runs),
       _COLUMNS,
+      *_list(sorted({
+          'Validation losses and perplexities are means over '
+          f'{run.bigram["validation/tokens"]:,.0f} tokens.'
+          for run in runs.values()
+          if run.bigram and 'validation/tokens' in run.bigram
+      })),
       *_list(best_steps(runs)),
       *_list([
           f'{label}: {phase.name}, {note}.' for label, run in runs.items()

@@ -186,6 +186,7 @@ def against_budget(label: str, run: RunRecord) -> str | None:
   return None
 
 
+_LEVEL = 0.005  # Nats; runs that differ by their seed differ by more.
 _SPENT = {
     'tokens': curves.tokens_at,
     'FLOPs': curves.flops_at,
@@ -217,9 +218,9 @@ def at_equal(
     0.000 of a, 0.000 of b.
     >>> print(at_equal('FLOPs', ('a', 'b'), (toy(1.0), toy(2.0))))
     ... # doctest: +NORMALIZE_WHITESPACE
-    After equal FLOPs of pre-training (4) a is better: validation loss 0.000 of
-    a, 2.000 of b, but b is then in the middle of its learning-rate schedule,
-    which favours a.
+    After equal FLOPs of pre-training (4) a has the lower loss: validation loss
+    0.000 of a, 2.000 of b, but b is then in the middle of its learning-rate
+    schedule, which favours a.
   """
   found = None
   if _texts(runs[0]) == _texts(runs[1]):
@@ -228,9 +229,13 @@ def at_equal(
     return None
   losses = (found.first, found.second)
   best = 0 if found.first <= found.second else 1
-  verdict = f'{labels[best]} is better'
+  verdict = f'{labels[best]} has the lower loss'
   if losses[0] == losses[1]:
     verdict = f'{labels[0]} and {labels[1]} are equal'
+  elif abs(losses[0] - losses[1]) < _LEVEL:
+    verdict = (
+        f'{labels[0]} and {labels[1]} are level, as far as single runs show'
+    )
   amount = markdown.number(found.spent, int(what == 'seconds'))
   text = (
       f'After equal {what} of pre-training ({amount}) {verdict}: '

@@ -14,6 +14,13 @@ PyTree = Any
 
 def check_optimizer(name: str, value: Any) -> None:
   """Raises TypeError for an argument that is not an optimizer of optax."""
+  if isinstance(value, optax.MultiSteps):
+    raise TypeError(
+        f'{name} is an optax.MultiSteps; give its inner optimizer, and put '
+        'MultiSteps around the result, optax.MultiSteps(…, '
+        'every_k_schedule=k).gradient_transformation(), so that masks are '
+        'updated by whole batches.'
+    )
   if not isinstance(value, optax.GradientTransformation):
     raise TypeError(
         f'{name} is {value!r:.80}; give an optimizer, e.g. optax.adamw(1e-3).'

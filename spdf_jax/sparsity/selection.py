@@ -421,7 +421,7 @@ def report_selection(
       chosen.append((name, tuple(leaf.shape)))
     elif is_matrix(leaf) and selector(name, leaf) is None:
       passed.append((name, tuple(leaf.shape)))
-  _log_once(tuple(chosen), len(axes))
+  _log_once(tuple(chosen), len(axes), last_layer(params, axes))
   if not passed:
     return
   sizes = [sum(math.prod(s) for _, s in part) for part in (chosen, passed)]
@@ -445,14 +445,67 @@ def _warn_once(message: str) -> None:
   logger.warning('sparsify: %s', message)
 
 
+def last_layer(
+    params: PyTree, axes: list[MatrixAxes | None]
+) -> str | None:
+  """Returns the path of a selected matrix that looks like a last layer.
+
+  Its outputs are the inputs of no other matrix. A bias beside a matrix tells
+  which of its axes the outputs are.
+
+  Args:
+    params: As for `select`.
+    axes: The axes that `select` returns.
+
+  Returns:
+    The path; `None` if no selected matrix, or several, look so.
+
+  Example:
+    >>> params = {'a': jnp.ones((2, 8)), 'b': jnp.ones((8, 3))}
+    >>> last_layer(params, [MatrixAxes(0, 1)] * 2)
+    'b'
+  """
+  named = list(trees.by_name(params).items())
+  biases: dict[str, set[int]] = {}
+  for name, leaf in named:
+    if len(leaf.shape) == 1:
+      biases.setdefault(name.rpartition('/')[0], set()).add(leaf.shape[0])
+  sizes = {}
+  for (name, leaf), a in zip(named, axes):
+    if len(leaf.shape) < 2:
+      continue
+    inputs, outputs = (
+        math.prod(leaf.shape[axis] for axis in _as_tuple(part))
+        for part in a[:2]
+    ) if a else leaf.shape[-2:]
+    bias = biases.get(name.rpartition('/')[0], set())
+    if inputs in bias and outputs not in bias:
+      inputs, outputs = outputs, inputs
+    sizes[name] = inputs, outputs
+  last = [
+      name for (name, _), a in zip(named, axes) if a is not None and not any(
+          inputs == sizes[name][1]
+          for other, (inputs, _) in sizes.items() if other != name
+      )
+  ] if len(sizes) > 1 else []
+  return last[0] if len(last) == 1 else None
+
+
 @functools.cache
 def _log_once(
-    chosen: tuple[tuple[str, tuple[int, ...]], ...], leaves: int
+    chosen: tuple[tuple[str, tuple[int, ...]], ...],
+    leaves: int,
+    last: str | None,
 ) -> None:
+  note = '' if last is None else (
+      f'; {last}, whose outputs no other matrix takes, looks like a last '
+      f"layer: to keep it dense, set where={{'{last}': False, "
+      "'*': where.hidden_matrices}"
+  )
   logger.info(
-      'sparsify: %d of %d leaves, %s weights: %s',
+      'sparsify: %d of %d leaves, %s weights: %s%s',
       len(chosen), leaves, f'{sum(math.prod(s) for _, s in chosen):,}',
-      _kinds(chosen),
+      _kinds(chosen), note,
   )
 
 

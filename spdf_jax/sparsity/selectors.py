@@ -66,6 +66,11 @@ def hidden_matrices(path: str, leaf: Any) -> bool | None:
   hidden layer or a head. They are not selected either, but `sparsify` logs a
   warning that names them. `stacked`, `per_head` and `convolutions` select them.
 
+  A last layer that is not named as a head, such as that of `eqx.nn.MLP` or
+  `Dense_0` after the convolutions of a Linen model, is a hidden matrix by its
+  name. The log of the selection names one that looks so by its shape; `where=
+  {'Dense_0/*': False, '*': hidden_matrices}` keeps it dense.
+
   Args:
     path: The leaf's path, parts joined by `'/'`.
     leaf: Anything with `shape` and `dtype`.

@@ -2,11 +2,17 @@
 """Inputs of a run: its corpus, its task and the sources of batches."""
 
 from collections.abc import Sequence
+import logging
 import os
 
 from spdf_jax import data
 from spdf_jax.training.configs.phases import Phase
 from spdf_jax.training.configs.settings import DataConfig
+
+logger = logging.getLogger('spdf_jax')
+
+# Losses of tokens deviate by some nats, so that a mean of these by hundredths.
+_FEW_TOKENS = 10_000
 
 
 def open_data(
@@ -128,6 +134,8 @@ def check_validation(
 ) -> None:
   """Raises ValueError if a validation split has nothing to evaluate.
 
+  Warns of a split of so few tokens that its losses say little of others.
+
   Args:
     corpus: The corpus.
     task: The task; `None`: there is none.
@@ -138,6 +146,13 @@ def check_validation(
         f'corpus {corpus.name!r} has no row of {length} tokens in its '
         'validation split; prepare it with a larger validation split, or '
         'give phases a smaller length.'
+    )
+  tokens = len(corpus.validation.tokens)
+  if tokens < _FEW_TOKENS:
+    logger.warning(
+        'the validation split of corpus %r has %d tokens, fewer than %d, so '
+        'that its losses depend on them; prepare the corpus with a larger '
+        'validation split', corpus.name, tokens, _FEW_TOKENS,
     )
   if task is not None and not task.validation:
     raise ValueError(

@@ -36,6 +36,7 @@ from spdf_jax.training.programs import Programs
 from spdf_jax.training.step import mesh as meshes
 from spdf_jax.training.step import teacher
 from spdf_jax.training.step.state import TrainState
+from spdf_jax.training.step.state import with_dense_grads
 
 PyTree = Any
 
@@ -197,8 +198,9 @@ class Run:
       ))
     else:
       state = initial_state.create(self.programs)
-    self.state = state
     self._follow(ends)
+    # The next phase may be another than that for which the state was saved.
+    self.state = with_dense_grads(state, self.plan.algorithm)
     # Written last, so that a run refused above leaves no config in the workdir.
     if processes.is_main_process():
       workdirs.write_workdir_config(self.workdir, self.config)
@@ -212,7 +214,8 @@ class Run:
     if int(checkpoint.name) >= last:
       raise ValueError(
           f'resume: {checkpoint} is at step {checkpoint.name} of {last}, '
-          'which leaves nothing to train; give an earlier checkpoint.'
+          'which leaves nothing to train; add a phase to phases.order, or give '
+          'an earlier checkpoint.'
       )
     logger.info('resuming from %s', checkpoint)
     return self.read_checkpoint(checkpoint), ends

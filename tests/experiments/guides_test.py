@@ -38,9 +38,21 @@ def commands(guide):
         yield words
 
 
+def examples():
+  """Yields the commands in the docstrings of commands, with their files."""
+  for path in sorted((ROOT / 'experiments').rglob('*.py')):
+    text = ast.get_docstring(ast.parse(path.read_text())) or ''
+    for line in text.replace('\\\n', ' ').splitlines():
+      if line.startswith('  python -m experiments.'):
+        yield path.stem, shlex.split(line, comments=True)
+
+
 COMMANDS = [
     pytest.param(words, id=f'{guide.stem}-{i}')
     for guide in GUIDES for i, words in enumerate(commands(guide))
+] + [
+    pytest.param(words, id=f'docstring-{name}-{i}')
+    for i, (name, words) in enumerate(examples())
 ]
 
 

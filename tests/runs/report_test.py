@@ -102,7 +102,7 @@ def runs(tmp_path):
           {'step': 120, 'train/loss': 2.0, 'time/seconds': 1.25},
           evaluation(120, 60.0, 5.0, **{'task/chrf': 33.25}),
       ],
-      bigram={'validation/perplexity': 50.0},
+      bigram={'validation/perplexity': 50.0, 'validation/tokens': 4096.0},
       generations=[(60, records('early')), (120, records('dense'))],
   )
   sparse = make_run(
@@ -144,6 +144,23 @@ def test_flops_add_up_over_phases(runs):
   assert flops_at(run, 90) == pytest.approx(320 + 100)
   assert flops_at(run, 500) == pytest.approx(320 + 200 + 80)
   assert dense_flops_at(run, 110) == pytest.approx(1000 + 40)
+
+
+def test_losses_that_hardly_differ_are_level(tmp_path):
+  found = {
+      name: make_run(
+          tmp_path / name, [phase('pre', 0, 100, 0.0)],
+          [evaluation(100, math.exp(loss), 20.0)],
+      ) for name, loss in (('a', 4.923), ('b', 4.924), ('c', 4.93))
+  }
+  text = write_report(tmp_path / 'report', found).read_text()
+  assert 'of pre-training (1,600) a and b are level, as far as single' in text
+  assert 'tokens of pre-training (1,600) a has the lower loss: ' in text
+
+
+def test_the_report_states_the_tokens_of_the_validation(runs, tmp_path):
+  text = write_report(tmp_path / 'report', runs).read_text()
+  assert '\n* Validation losses and perplexities are means over 4,096 ' in text
 
 
 def test_table_holds_the_values_at_the_ends_of_phases(runs):
@@ -262,12 +279,12 @@ def test_statements_are_computed_from_the_runs(tmp_path, runs):
       '* Pre-training of sparse\\|75 took 520 FLOPs (0.520 of those of the '
       'same steps dense); all training took 600 FLOPs (0.556 of those of the '
       'same steps dense).\n',
-      'After equal FLOPs of pre-training (520) sparse\\|75 is better: '
+      'After equal FLOPs of pre-training (520) sparse\\|75 has the lower loss: '
       'validation loss 2.500 of sparse\\|75, 3.427 of dense, but dense is '
       'then in the middle of its learning-rate schedule, which favours '
       'sparse\\|75.\n',
-      'After equal tokens of pre-training (1,600) dense is better: validation '
-      'loss 2.000 of dense, 2.500 of sparse\\|75.\n',
+      'After equal tokens of pre-training (1,600) dense has the lower loss: '
+      'validation loss 2.000 of dense, 2.500 of sparse\\|75.\n',
       'Compare means over seeds.',
       '* dense: 12,345 parameters (preset tiny). Computed by hand.',
       '75: 12,345 parameters (preset tiny), 6,789 of them in sparsified',

@@ -439,6 +439,10 @@ def test_arguments_out_of_range_are_refused(make, words):
     lambda tx: spdf.rewind_weights(tx, [1], snapshot_at=0),
 ])
 def test_what_is_not_an_optimizer_is_refused(wrap):
+  with pytest.raises(TypeError, match=(
+      r'inner is an optax.MultiSteps; .* every_k_schedule=k\).gradient_transf'
+  )):
+    spdf.sparsify(optax.MultiSteps(optax.sgd(0.1), 2), spdf.static(0.5), key=0)
   with pytest.raises(TypeError, match='is 3; give an optimizer'):
     wrap(3)
 

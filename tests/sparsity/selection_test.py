@@ -39,6 +39,58 @@ def chosen(where, params=PARAMS):
   }
 
 
+LAST_LAYERS = {
+    'chain': ({'wi': (2, 256), 'w1': (256, 256), 'wo': (256, 3)}, 'wo'),
+    'dense last': ({'wi': (2, 256), 'wo': (256, 1)}, None),
+    'alone': ({'w': (8, 4)}, None),
+    'MLP of Equinox': ({
+        f'layers/{i}/{name}': shape for i, (inputs, outputs) in enumerate(
+            [(8, 16), (16, 16), (16, 4)]
+        ) for name, shape in (
+            ('weight', (outputs, inputs)), ('bias', (outputs,))
+        )
+    }, 'layers/2/weight'),
+    'CNN of Linen': ({
+        'Conv_0/kernel': (3, 3, 1, 16), 'Conv_0/bias': (16,),
+        'Dense_0/kernel': (256, 10), 'Dense_0/bias': (10,),
+    }, 'Dense_0/kernel'),
+    'transformer': ({
+        f'h_{i}/{name}': shape for i in range(2) for name, shape in (
+            ('wqkv', (16, 48)), ('wo', (16, 16)), ('mlp/wi', (16, 64)),
+            ('mlp/wo', (64, 16)),
+        )
+    } | {'wte/embedding': (100, 16)}, None),
+}
+
+
+@pytest.mark.parametrize('name', LAST_LAYERS)
+def test_the_log_of_the_selection_names_what_looks_like_a_last_layer(
+    name, caplog
+):
+  shapes, last = LAST_LAYERS[name]
+  params = {}
+  for path, shape in shapes.items():
+    node = params
+    *parents, leaf = path.split('/')
+    for part in parents:
+      node = node.setdefault(part, {})
+    node[leaf] = jnp.ones(shape)
+  caplog.set_level('INFO', 'spdf_jax')
+  where = spdf.where.hidden_matrices
+  given = {'Dense_*': True} if 'CNN' in name else where
+  spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), where=given, key=0).init(
+      params
+  )
+  message, = (m for m in caplog.messages if m.startswith('sparsify: '))
+  if last is None:
+    assert 'last layer' not in message
+  else:
+    assert f"{last}, whose outputs no other matrix takes, looks like a" in (
+        message
+    )
+    assert f"where={{'{last}': False, '*': where.hidden_matrices}}" in message
+
+
 def test_patterns_trees_and_functions_select_the_same():
   patterns = {
       '*/attn/q': spdf.MatrixAxes(0, (1, 2)),

@@ -161,13 +161,6 @@ def test_a_launch_that_cannot_continue_from_it_is_refused(
   assert '\n' not in str(caught.value)
 
 
-def test_a_sparse_checkpoint_does_not_continue_with_other_phases(
-    sparse, tmp_path
-):
-  with pytest.raises(training.MismatchError, match='phases.order was'):
-    make_run(resume=str(sparse)).open(tmp_path / 'b')
-
-
 def test_a_checkpoint_within_a_phase_is_refused(sparse, tmp_path):
   workdir = shutil.copytree(sparse, tmp_path / 'a')
   folder = workdir / 'checkpoints'

@@ -1,5 +1,7 @@
 """Meshes: sizes, how parameters are split, and what is refused."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -13,6 +15,22 @@ from tests.tiny_run import make_run
 pytestmark = pytest.mark.sharding
 
 MESH = dict(data=2, fsdp=4, tensor=2)
+
+
+@pytest.mark.parametrize('sizes, devices', [
+    (dict(data=-1, fsdp=16, tensor=1), 16), (dict(data=2, fsdp=2, tensor=2), 8),
+    (dict(data=-1, fsdp=1, tensor=1), None),
+    (dict(data=1, fsdp=1, tensor=1), None),
+])
+def test_the_devices_that_a_mesh_needs_are_simulated(
+    sizes, devices, monkeypatch
+):
+  set_to = {}
+  monkeypatch.setattr(
+      jax, 'config', types.SimpleNamespace(update=set_to.__setitem__)
+  )
+  mesh.simulate_devices(sizes)
+  assert set_to.get('jax_num_cpu_devices') == devices
 
 
 @pytest.mark.parametrize('asked, sizes', [

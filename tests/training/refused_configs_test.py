@@ -208,6 +208,26 @@ def test_a_run_refused_for_its_size_leaves_no_workdir(tmp_path):
   assert not os.listdir(tmp_path)
 
 
+@pytest.mark.parametrize('share, warns', [(0.1, True), (0.9, False)])
+def test_a_small_validation_split_gives_a_warning(
+    share, warns, tmp_path, caplog
+):
+  texts = [json.dumps(dict(text=f'Text {i}.')) for i in range(1500)]
+  (tmp_path / 'a.jsonl').write_text('\n'.join(texts))
+  preparation.prepare_files(
+      tmp_path / 'a.jsonl', tokenizer='bytes', output=tmp_path / 'corpus',
+      validation=share, test=0.002, workers=1,
+  )
+  Run.create(make_config(**WITHOUT_TASK | dict(
+      data__corpus=str(tmp_path / 'corpus'), data__tokenizer='',
+      data__max_epochs__corpus=99,
+  )))
+  found = [m for m in caplog.messages if 'the validation split of' in m]
+  assert bool(found) is warns
+  if warns:
+    assert "'corpus' has " in found[0] and 'fewer than 10000, so' in found[0]
+
+
 def test_validation_splits_without_a_row_are_refused(tmp_path):
   texts = [json.dumps(dict(text=f'Text {i}.')) for i in range(1000)]
   (tmp_path / 'a.jsonl').write_text('\n'.join(texts))

@@ -118,8 +118,7 @@ class Interpreter:
     products: Number of products so far.
     activations: Indices of the inputs that are activations of a product.
     conds: Names of the conds so far, by equation.
-    shards: Number of enclosing calls of `shard_map`; values inside are not
-      computed.
+    shards: Number of enclosing calls of `shard_map`, where nothing is computed.
   """
 
   def __init__(

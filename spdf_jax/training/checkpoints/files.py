@@ -2,7 +2,6 @@
 """The files of one checkpoint, read, checked and written."""
 
 from collections.abc import Callable, Mapping
-import functools
 import logging
 import os
 import pathlib
@@ -39,8 +38,9 @@ def read_checkpoint(
   Args:
     checkpoint: Directory of the checkpoint.
     abstract: Shapes, dtypes and shardings of the state.
-    config: Config of the run, equal to that of the checkpoint. If the state was
-      densified, later phases may differ, and the next one must be dense.
+    config: Config of the run, equal to that of the checkpoint. At the end of a
+      phase, later ones may differ; if the state was densified, the next one
+      must be dense.
     fingerprints: Fingerprints of the data, equal to those of the checkpoint.
 
   Returns:
@@ -52,21 +52,16 @@ def read_checkpoint(
       differs from what was saved.
   """
   meta = workdirs.read_meta(checkpoint)
-  stored = identity.read_config(meta['config'], f'checkpoint {checkpoint}')
   data = _read_data(checkpoint)
-  identity_of, sources = identity.run_identity, dict(fingerprints)
-  found = data['fingerprints']
-  past = meta['densified'] if 'densified' in meta else ()
+  found, sources = data['fingerprints'], dict(fingerprints)
+  if meta.get('densified'):
+    _check_next_phase_is_dense(checkpoint, len(meta['densified']), config)
+  stored, past = identity.refuse_other_past(checkpoint, meta, config)
   if past:
-    _check_next_phase_is_dense(checkpoint, len(past), config)
-    identity_of = functools.partial(identity.past_identity, phases=len(past))
     read = {phase.data for phase in stored.phases if phase.name in past}
     found, sources = (
         {k: v for k, v in x.items() if k in read} for x in (found, sources)
     )
-  identity.refuse_difference(
-      checkpoint, 'config', identity_of(stored), identity_of(config)
-  )
   identity.refuse_difference(checkpoint, 'data', found, sources)
   identity.refuse_difference(
       checkpoint, 'model', meta['arrays'], identity.describe_arrays(abstract)

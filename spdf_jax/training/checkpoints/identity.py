@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 
@@ -15,6 +16,7 @@ from spdf_jax.data.corpora import is_cached
 from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.configs.config import parse
 from spdf_jax.training.configs.config import RunConfig
+from spdf_jax.training.configs.phases import Phase
 
 PyTree = Any
 
@@ -89,20 +91,87 @@ def run_identity(config: RunConfig) -> dict[str, Any]:
 def past_identity(config: RunConfig, phases: int) -> dict[str, Any]:
   """Returns the fields that two runs must share to share their first phases.
 
-  Later phases that continue the learning rate of the last past phase are
-  included, since their lengths determine how fast it decays.
+  Later phases that continue the learning rate of the last past phase, or share
+  its mask updates at percentages of their steps, are included, since their
+  lengths determine how fast it decays, and when masks were updated.
 
   Args:
     config: The config.
     phases: Number of phases that are past.
 
   Returns:
-    The fields of `run_identity`, without the later phases.
+    The fields of `run_identity`, without the later phases and the number of
+    epochs that they may need.
   """
-  while phases < len(config.phases) and config.phases[phases].continues:
+  while phases < len(config.phases) and (
+      config.phases[phases].continues
+      or _share_updates(*config.phases[phases - 1:phases + 1])
+  ):
     phases += 1
   past = dataclasses.replace(config, phases=config.phases[:phases])
-  return run_identity(past)
+  return {
+      k: v for k, v in run_identity(past).items()
+      if not k.startswith('data.max_epochs.')
+  }
+
+
+def _share_updates(before: Phase, after: Phase) -> bool:
+  """Returns whether two phases have mask updates at shares of both."""
+  used = after.resolved_algorithm(None)
+  return before.algorithm == after.algorithm and any(
+      '%' in str(after.algorithm[name]) for name in used
+  )
+
+
+def refuse_other_past(
+    checkpoint: pathlib.Path, meta: Mapping[str, Any], config: RunConfig
+) -> tuple[RunConfig, tuple[str, ...]]:
+  """Raises MismatchError unless a run can resume from a checkpoint.
+
+  From the end of a phase, it may have other phases than those that were to
+  come; within a phase, it has the same config.
+
+  Args:
+    checkpoint: Directory of the checkpoint.
+    meta: Metadata of the checkpoint.
+    config: Config of the run that resumes from it.
+
+  Returns:
+    The config of the checkpoint, and the names of the phases that have ended,
+    if others may follow.
+  """
+  stored = read_config(meta['config'], f'checkpoint {checkpoint}')
+  step, ends = int(checkpoint.name), meta['phase_ends']
+  past = tuple(name for name, end in ends.items() if end <= step)
+  if step not in ends.values():
+    past = ()
+  past = tuple(meta.get('densified') or past)
+  identity_of = functools.partial(
+      past_identity, phases=len(past)
+  ) if past else run_identity
+  found, expected = identity_of(stored), identity_of(config)
+  if found == expected:
+    return stored, past
+  names = [phase.name for phase in stored.phases]
+  changed = {
+      key.split('.')[1] for key in found.keys() | expected.keys()
+      if found.get(key) != expected.get(key) and key.startswith('phases.')
+  } - {'order'}
+  first = min(
+      (names.index(name) for name in changed if name in names),
+      default=len(names),
+  )
+  fix = ''
+  if changed and first >= len(past) > 0:
+    fix = (
+        f'phases after {past[-1]!r} may differ, but for a learning rate of '
+        "schedule 'continue' and shared mask updates in per cent, which its "
+        'own steps depend on'
+    )
+  elif changed and not past:
+    fix = 'other phases follow from the end of one, WORKDIR@PHASE'
+  refuse_difference(checkpoint, 'config', found, expected, fix)
+  return stored, past
 
 
 def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -144,6 +213,7 @@ def refuse_difference(
     what: str,
     found: Mapping[str, Any],
     expected: Mapping[str, Any],
+    fix: str = '',
 ) -> None:
   """Raises MismatchError if a checkpoint differs from what is expected.
 
@@ -152,6 +222,7 @@ def refuse_difference(
     what: Name of the compared values, for the error message.
     found: Values stored in the checkpoint.
     expected: Expected values.
+    fix: What else can be done, for the error message.
 
   Raises:
     MismatchError: the values differ; the message names the first three.
@@ -162,7 +233,7 @@ def refuse_difference(
     raise MismatchError(
         f'checkpoint {checkpoint} is of another {what}: '
         f'{"; ".join(different[:3])}{more}; restore these values, or use '
-        'another workdir or checkpoint.'
+        f'another workdir or checkpoint{fix and f"; {fix}"}.'
     )
 
 

@@ -100,10 +100,20 @@ def check_workdir(
         identity.run_identity(config),
     )
     if different:
+      ends = [
+          past_ends(workdir / 'checkpoints' / str(step))
+          for step in saved_steps(workdir)[-1:]
+      ]
+      then = ''
+      if ends and ends[0] and all(x.startswith('phases.') for x in different):
+        then = (
+            ' To go on from its whole state with other phases, give another '
+            f'workdir and --config.resume={workdir}@{[*ends[0]][-1]}.'
+        )
       raise ValueError(
           f'workdir {str(workdir)!r} belongs to another config: '
           f'{"; ".join(different[:5])}; give another workdir or the config it '
-          'was made with.'
+          f'was made with.{then}'
       )
   if not saved_steps(workdir):
     _check_start(config, params)
@@ -137,13 +147,9 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
           {name: fields[name] for name in fields if name in found},
       )
     identity.refuse_difference(checkpoint, 'model', of_params, expected)
-  # A densified checkpoint may be resumed with other phases.
+  # That a densified one is followed by a dense phase is checked with its state.
   if field == 'resume' and not meta.get('densified'):
-    stored = identity.read_config(meta['config'], f'checkpoint {checkpoint}')
-    identity.refuse_difference(
-        checkpoint, 'config', identity.run_identity(stored),
-        identity.run_identity(config),
-    )
+    identity.refuse_other_past(checkpoint, meta, config)
 
 
 def write_workdir_config(workdir: pathlib.Path, config: RunConfig) -> None:

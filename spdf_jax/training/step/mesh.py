@@ -85,13 +85,14 @@ def check_axes(sizes: Mapping[str, int]) -> None:
 def simulate_devices(mesh: Mapping[str, int]) -> None:
   """Simulates the devices of a mesh on the CPU, to compile a step for it.
 
-  Call it before JAX initializes its devices. A mesh of one device, or with a
-  size of -1, uses the existing devices.
+  Call it before JAX initializes its devices. A mesh whose given sizes are all 1
+  uses the existing devices.
 
   Args:
-    mesh: Sizes of axes, as `create_mesh` takes them.
+    mesh: Sizes of axes, as `create_mesh` takes them; an axis of -1 has one
+      device, beside several on other axes.
   """
-  devices = math.prod(mesh.values())
+  devices = math.prod(max(size, 1) for size in mesh.values())
   if devices > 1:
     jax.config.update('jax_platforms', 'cpu')
     jax.config.update('jax_num_cpu_devices', devices)

@@ -1,0 +1,136 @@
+"""A run goes on from its state with more phases, or with others."""
+
+import pytest
+
+from configs import common
+from spdf_jax import training
+from spdf_jax.training.loop.metrics import read_rows
+from tests.quickstart_runs import small_config
+from tests.tiny_run import assert_same_arrays
+from tests.tiny_run import static
+from tests.tiny_run import without_times
+
+pytestmark = pytest.mark.ci
+
+DENSE = dict(name='dense')
+RIGL = dict(
+    name='rigl', sparsity=0.5, update_every='2 steps', update_until='4 steps'
+)
+SET = dict(name='set', sparsity=0.5, update_every='2 steps', update_until=None)
+CONSTANT = dict(schedule='constant', warmup='1 steps')
+
+
+def phase(steps, **fields):
+  return dict(
+      duration=f'{steps} steps', length=32, batch_size=4,
+      algorithm=static(0.75), learning_rate=CONSTANT,
+  ) | fields
+
+
+FIRST = dict(
+    a=phase(5), b=phase(4, algorithm=DENSE, batch_size=2)
+)
+# Phases of the first run, the phase it is resumed from, and all phases.
+CASES = {
+    'longer': (FIRST, 'b', FIRST | dict(
+        c=phase(4, algorithm=DENSE, learning_rate=dict(
+            schedule='linear', warmup='1 steps', peak=5e-3
+        ))
+    )),
+    'longer with the same mask': (
+        dict(a=phase(5)), 'a', dict(a=phase(5), b=phase(4))
+    ),
+    'another batch size': (
+        FIRST, 'a', FIRST | dict(b=phase(5, algorithm=DENSE, batch_size=8))
+    ),
+    'denser': (
+        dict(a=phase(5)), 'a', dict(a=phase(5), b=phase(4, algorithm=DENSE))
+    ),
+    'sparser': (
+        FIRST, 'a', dict(a=phase(5), b=phase(4, algorithm=static(0.9)))
+    ),
+    'further updates': (
+        dict(a=phase(5, algorithm=SET)), 'a',
+        dict(a=phase(5, algorithm=SET), b=phase(4, algorithm=SET)),
+    ),
+    'restarted moments': (
+        FIRST, 'a', FIRST | dict(c=phase(4, reset_moments=True))
+    ),
+}
+
+
+def make_run(phases, **changes):
+  config = small_config(data__task='', **changes)
+  common.set_phases(config, **phases)
+  return training.Run.create(config)
+
+
+def train(run, workdir):
+  return training.train(run.open(workdir))
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_run_that_goes_on_ends_as_one_launch_of_all_phases(name, tmp_path):
+  before, end, phases = CASES[name]
+  train(make_run(before), tmp_path / 'before')
+  run = make_run(phases, resume=f'{tmp_path / "before"}@{end}').open(
+      tmp_path / 'after'
+  )
+  start = int(run.state.step)
+  assert 0 < start < run.plan.total_steps
+  found = training.train(run)
+  wanted = train(make_run(phases), tmp_path / 'whole')
+  assert_same_arrays(found, wanted)
+  rows = [
+      [row for row in without_times(read_rows(
+          tmp_path / workdir / 'metrics.jsonl'
+      )) if row['step'] > start] for workdir in ('after', 'whole')
+  ]
+  assert rows[0] == rows[1]
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('runs') / 'a'
+  train(make_run(FIRST), workdir)
+  return workdir
+
+
+def rate(**fields):
+  return phase(4, algorithm=DENSE, batch_size=2, learning_rate=fields)
+
+
+@pytest.mark.parametrize('phases, changes, source, message', [
+    (FIRST | dict(a=phase(6), c=phase(2)), {}, '@b',
+     "phases.a.duration was '5 steps' and is '6 steps'; restore these values"),
+    (FIRST | dict(c=phase(2)), dict(seed=1), '@b', 'seed was 0 and is 1'),
+    (FIRST | dict(c=rate(schedule='continue')), {}, '@b',
+     "may differ, but for a learning rate of schedule 'continue' and shared"),
+    (FIRST | dict(b=phase(9)), {}, '/',
+     "phases.b.duration was '4 steps' and is '9 steps'"),
+    (FIRST, {}, '@b', 'nothing to train; add a phase to phases.order, or'),
+])
+def test_what_cannot_go_on_is_refused(
+    phases, changes, source, message, finished, tmp_path
+):
+  run = make_run(phases, resume=f'{finished}{source}', **changes)
+  with pytest.raises(ValueError, match=message):
+    run.open(tmp_path / 'b')
+  assert not (tmp_path / 'b').exists()
+
+
+def test_updates_in_per_cent_of_phases_that_share_them_are_refused(tmp_path):
+  share = RIGL | dict(update_every='25%', update_until='75%')
+  train(make_run(dict(a=phase(5, algorithm=share))), tmp_path / 'a')
+  phases = dict(a=phase(5, algorithm=share), b=phase(5, algorithm=share))
+  run = make_run(phases, resume=str(tmp_path / 'a'))
+  with pytest.raises(ValueError, match='and shared mask updates in per cent'):
+    run.open(tmp_path / 'b')
+
+
+def test_the_workdir_of_another_config_names_the_way_on(finished):
+  run = make_run(FIRST | dict(c=phase(2)))
+  with pytest.raises(ValueError, match=(
+      f'another workdir and --config.resume={finished}@b.'
+  )):
+    run.open(finished)
