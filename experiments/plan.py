@@ -11,20 +11,10 @@ least --dense_share of the steps; the command that trains it follows. Hours on
 cs2 and cs3 are modeled; on a100, h100 and h200, where sparsity saves no time,
 they are lower bounds from data sheets; on cpu they are measured on this
 machine.
-
-  python -m experiments.plan --runs=DIR,DIR --flops=5e13 --output=law/
-
-With --runs, which may also be results of experiments.reproduce, it fits two
-scaling laws to the losses of finished pre-trainings, prints the parameters of
-the one that predicts held-out configurations best, with 95 % intervals of
-resampled configurations, and chooses width, sparsity and tokens of least loss.
---output gets the text as law.md, law.json, and law.png: measured over predicted
-losses.
 """
 
 from collections.abc import Sequence
 import math
-import pathlib
 from typing import NamedTuple
 
 from absl import app
@@ -32,20 +22,12 @@ from absl import flags
 
 from configs import planned
 from experiments.launch import console
-from experiments.papers import json_files
-from experiments.planner import finished
-from experiments.planner import law
-from experiments.planner import loss_plans
 from experiments.planner import machines
 from experiments.planner import stages
 from experiments.planner.stages import Cost
 from experiments.wafer import gpus
 from spdf_jax import costs
-from spdf_jax import files
 from spdf_jax import training
-from spdf_jax.runs import style
-
-_RESAMPLES = 500
 
 _MODEL = flags.DEFINE_string(
     'model', None, 'A model of configs/spdf.py, llama-1.3b or gpt-mini.'
@@ -67,18 +49,6 @@ _SPARSITIES = flags.DEFINE_list(
 _DENSE_SHARE = flags.DEFINE_float(
     'dense_share', 1 / 6,
     "Least share of the steps in the chosen plan's dense stage.",
-)
-_RUNS = flags.DEFINE_list(
-    'runs', None,
-    'Workdirs of finished runs, each at a tuned learning rate, and results of '
-    'experiments.reproduce.',
-)
-_OUTPUT = flags.DEFINE_string(
-    'output', None, 'With --runs: folder for law.md, law.json and law.png.'
-)
-_EXTRAPOLATE = flags.DEFINE_bool(
-    'extrapolate', False,
-    'With --runs: allow more than four times the FLOPs and tokens of the runs.',
 )
 
 
@@ -217,86 +187,10 @@ def _parse_sparsities(words: Sequence[str]) -> list[float]:
     ) from None
 
 
-def describe_law(
-    folders: Sequence[str],
-    flops: float,
-    *,
-    tokens: float | None,
-    sparsities: Sequence[str],
-    dense_share: float,
-    extrapolate: bool,
-    output: str | None,
-) -> str:
-  """Describes a scaling law of finished runs, and its plan for a budget.
-
-  Args:
-    folders: Workdirs of runs, and results of `experiments.reproduce`.
-    flops: Budget in FLOPs.
-    tokens: Number of tokens; `None`: chosen by the law.
-    sparsities: Sparsities, as text.
-    dense_share: See `describe_plans`.
-    extrapolate: Whether the plan may be far beyond the runs.
-    output: Folder for `law.md`, `law.json` and `law.png`; `None`: none are
-      written.
-
-  Returns:
-    A text: errors and parameters of the law, the best plan of each sparsity,
-    and the stages of the best one.
-
-  Raises:
-    ValueError: runs cannot be compared or are too few, or the budget is out of
-      their range.
-  """
-  _check_tokens(tokens)
-  rising = _parse_sparsities(sparsities)
-  points, setting = finished.read_finished(folders)
-  fits = law.fit_all(points)
-  candidates = loss_plans.find_candidates(
-      points, setting, flops, tokens, rising, extrapolate
-  )
-  resampled = law.resample(fits[0].law.form, points, _RESAMPLES)
-  table, best = loss_plans.describe_candidates(
-      candidates, fits[0].law, resampled
-  )
-  text = '\n\n'.join([
-      f'{len(points)} configurations, {sum(len(p.losses) for p in points)} '
-      f'runs on {setting.data}, {min(p.flops for p in points):.3g} to '
-      f'{max(p.flops for p in points):.3g} FLOPs',
-      loss_plans.describe_fits(points, fits, resampled),
-      f'{flops:.4g} FLOPs:', table,
-      '```\n' + loss_plans.describe_stages(best, setting, rising, dense_share)
-      + '\n```\n',
-  ])
-  if output:
-    folder = pathlib.Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(folder / 'law.md', text)
-    json_files.write_json(
-        folder / 'law.json', loss_plans.describe_points(points, fits), indent=1
-    )
-    style.save(loss_plans.plot_fit(points, fits[0]), folder / 'law.png')
-  return text
-
-
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
-  if bool(_RUNS.value) == bool(_MODEL.value):
-    raise app.UsageError('give either --model or --runs.')
   if (_FLOPS.value is None) == (_HOURS.value is None):
     raise app.UsageError('give either --flops or --hours.')
-  if _RUNS.value:
-    if _FLOPS.value is None:
-      raise app.UsageError(
-          '--hours is for --model, since a law does not know the times of '
-          'steps; give --flops.'
-      )
-    return console.run(
-        argv, describe_law, _RUNS.value, _FLOPS.value, tokens=_TOKENS.value,
-        sparsities=_SPARSITIES.value, dense_share=_DENSE_SHARE.value,
-        extrapolate=_EXTRAPOLATE.value, output=_OUTPUT.value,
-    )
-  if _OUTPUT.present or _EXTRAPOLATE.present:
-    raise app.UsageError('--output and --extrapolate are for --runs.')
   if _HOURS.value is not None and _MACHINE.value is None:
     raise app.UsageError(f'give --machine: {", ".join(machines.MACHINES)}.')
   return console.run(
@@ -308,4 +202,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
+  flags.mark_flag_as_required('model')
   console.start(main)

@@ -7,13 +7,12 @@ import numpy as np
 
 from experiments.benchmarks import auto
 from experiments.benchmarks import decode
-from experiments.benchmarks import gpu
 from experiments.benchmarks import matmul
 from experiments.benchmarks import model
 from experiments.benchmarks import optimizer
-from experiments.benchmarks import peers
 from experiments.benchmarks import primitives
 from experiments.benchmarks import profiles
+from experiments.benchmarks import pytorch
 from experiments.benchmarks import skip_zeros
 from experiments.benchmarks import topk
 from experiments.benchmarks import train_step
@@ -36,13 +35,13 @@ class Suite(NamedTuple):
 SUITES = {
     'auto': Suite(auto.measure, 10, auto.plot),
     'decode': Suite(decode.measure, 15),
-    'gpu': Suite(gpu.measure, 20),
+    'gpu': Suite(profiles.measure_gpu, 20),
     'matmul': Suite(matmul.measure, 7),
     'model': Suite(model.measure, 15),
     'optimizer': Suite(optimizer.measure, 8),
-    'peers': Suite(peers.measure, 15),
+    'peers': Suite(pytorch.measure, 15),
     'primitives': Suite(primitives.measure, 40),
-    'profiles': Suite(profiles.measure, 5),
+    'profiles': Suite(profiles.measure_parts, 5),
     'skip_zeros': Suite(skip_zeros.measure, 9),
     'topk': Suite(topk.measure, 3),
     'train_step': Suite(train_step.measure, 20),

@@ -1,9 +1,9 @@
 """Cost of the models: a dense training step of GPT-2 Small, and generation.
 
 The step is that of training with a plan without sparsity, including `sparsify`.
-It is compared with plain Flax and optax (`plain_gpt`) on two sequences of 128
-tokens. Target: at most 1.05 of the plain step's wall time. Both start from the
-same parameters; their losses are compared too.
+It is compared with plain Flax and optax (`small_gpts.PlainGPT`) on two
+sequences of 128 tokens. Target: at most 1.05 of the plain step's wall time.
+Both start from the same parameters; their losses are compared too.
 
 Tokens are generated with the cache, as `evaluation.generate` does, by four
 layers of GPT-2 Small with a cache of 544 tokens. Targets: a token after the
@@ -22,7 +22,6 @@ import numpy as np
 
 from experiments.benchmarks import compiled
 from experiments.benchmarks import measuring
-from experiments.benchmarks import plain_gpt
 from experiments.benchmarks import small_gpts
 from spdf_jax import evaluation
 from spdf_jax import models
@@ -98,7 +97,7 @@ def step_programs(
       plan, where=models.sparsifiable, key=jax.random.key(0),
       **subject.settings,
   )
-  plain = plain_gpt.adamw(
+  plain = small_gpts.plain_adamw(
       plan.learning_rate, plan.phases[0].weight_decay, **subject.settings
   )
   # The step donates its state, and the parameters are used again below.
@@ -106,8 +105,8 @@ def step_programs(
   return {
       'plain': compiled.compile_program(
           functools.partial(
-              plain_gpt.train_step,
-              apply_fn=plain_gpt.PlainGPT(subject.model.config).apply,
+              small_gpts.plain_train_step,
+              apply_fn=small_gpts.PlainGPT(subject.model.config).apply,
               optimizer=plain,
           ),
           (params, plain.init(params)),

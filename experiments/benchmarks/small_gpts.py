@@ -1,4 +1,4 @@
-"""Small GPTs for measurements: models, batches and compiled programs."""
+"""Small GPTs for measurements: sparse, dense by optax alone, and plain Flax."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
@@ -9,18 +9,21 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from configs import quickstart
 from experiments.benchmarks import compiled
-from experiments.benchmarks import dense_training
 from experiments.benchmarks import measuring
 import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax import training
+from spdf_jax.sparsity import structures
 from spdf_jax.training.configs.config import parse
 from spdf_jax.training.configs.phases import Phase
+from spdf_jax.training.step import losses
 from spdf_jax.training.step import matmul
+from spdf_jax.training.step import optimizers
 from spdf_jax.training.step import storage
 
 SPARSITY = 0.75
@@ -138,6 +141,157 @@ def _random_batch(
   return data.Batch(tokens[:, :-1], tokens[:, 1:], weights)
 
 
+class PlainGPT(nn.Module):
+  """GPT-2 as a user of Flax writes it: the baseline of `spdf_jax.models`.
+
+  Layers have the same names, so both take the same parameters.
+  """
+
+  config: models.GPTConfig
+
+  @nn.compact
+  def __call__(self, tokens_BxL: jax.Array) -> jax.Array:
+    c = self.config
+    wte = nn.Embed(c.vocab_size, c.d_model, name='wte')
+    wpe = nn.Embed(c.max_length, c.d_model, name='wpe')
+    x_BxLxD = wte(tokens_BxL) + wpe(jnp.arange(tokens_BxL.shape[1]))
+    for i in range(c.n_layers):
+      x_BxLxD = _Layer(c, name=f'h_{i}')(x_BxLxD)
+    return wte.attend(nn.LayerNorm(epsilon=1e-5, name='ln_f')(x_BxLxD))
+
+
+class _Layer(nn.Module):
+  config: models.GPTConfig
+
+  @nn.compact
+  def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+    norm = lambda name: nn.LayerNorm(epsilon=1e-5, name=name)
+    x_BxLxD += _Attention(self.config, name='attn')(norm('ln_1')(x_BxLxD))
+    return x_BxLxD + _MLP(self.config, name='mlp')(norm('ln_2')(x_BxLxD))
+
+
+class _Attention(nn.Module):
+  config: models.GPTConfig
+
+  @nn.compact
+  def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+    c = self.config
+    heads = (*x_BxLxD.shape[:2], c.n_heads, c.d_model // c.n_heads)
+    q_BxLxHxK, k_BxLxHxK, v_BxLxHxK = (
+        nn.Dense(c.d_model, name=name)(x_BxLxD).reshape(heads)
+        for name in ('wq', 'wk', 'wv')
+    )
+    y_BxLxHxK = jax.nn.dot_product_attention(
+        q_BxLxHxK, k_BxLxHxK, v_BxLxHxK, is_causal=True
+    )
+    return nn.Dense(c.d_model, name='wd')(y_BxLxHxK.reshape(x_BxLxD.shape))
+
+
+class _MLP(nn.Module):
+  config: models.GPTConfig
+
+  @nn.compact
+  def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+    h_BxLxF = nn.gelu(nn.Dense(self.config.d_ff, name='wi')(x_BxLxD))
+    return nn.Dense(self.config.d_model, name='wo')(h_BxLxF)
+
+
+def plain_adamw(
+    learning_rate: optax.Schedule,
+    weight_decay: float,
+    *,
+    b1: float,
+    b2: float,
+    eps: float,
+    clip_norm: float,
+) -> optax.GradientTransformation:
+  """Returns AdamW for a plain GPT; biases and norms have no weight decay."""
+  decays = lambda params: jax.tree_util.tree_map_with_path(
+      lambda path, _: path[-1].key not in ('bias', 'scale'), params
+  )
+  return optax.chain(
+      optax.clip_by_global_norm(clip_norm),
+      optax.adamw(
+          learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=decays
+      ),
+  )
+
+
+def plain_train_step(
+    state: tuple[PyTree, PyTree],
+    batch: Any,
+    *,
+    apply_fn: Callable[..., jax.Array],
+    optimizer: optax.GradientTransformation,
+) -> tuple[tuple[PyTree, PyTree], dict[str, jax.Array]]:
+  """Takes a step of a plain GPT on a state of parameters and Adam's state."""
+  params, opt_state = state
+
+  def loss_fn(params):
+    logits_BxLxV = apply_fn({'params': params}, batch.inputs)
+    losses_BxL = optax.softmax_cross_entropy_with_integer_labels(
+        logits_BxLxV, batch.targets
+    )
+    return (losses_BxL * batch.weights).sum() / batch.weights.sum()
+
+  loss, grads = jax.value_and_grad(loss_fn)(params)
+  updates, opt_state = optimizer.update(grads, opt_state, params)
+  return (optax.apply_updates(params, updates), opt_state), {
+      'train/loss': loss, 'train/grad_norm': optax.tree.norm(grads)
+  }
+
+
+def dense_adamw(
+    plan: training.Plan,
+    *,
+    b1: float,
+    b2: float,
+    eps: float,
+    clip_norm: float,
+    wrap: Callable[
+        [optax.GradientTransformation], optax.GradientTransformation
+    ] = lambda adam: adam,
+) -> optax.GradientTransformation:
+  """Returns AdamW with a plan's schedules; `wrap` changes its Adam."""
+  return optax.chain(
+      optax.clip_by_global_norm(clip_norm),
+      wrap(optax.scale_by_adam(b1, b2, eps)),
+      optax.add_decayed_weights(plan.weight_decay, mask=optimizers.matrices),
+      optax.scale_by_learning_rate(plan.learning_rate),
+  )
+
+
+def dense_train_step(
+    state, batch, *, apply_fn, optimizer, learning_rate,
+    loss=losses.CROSS_ENTROPY
+):
+  """Takes a training step without masks, as a user of optax writes it.
+
+  Loss, metrics and schedules are those of `spdf_jax.training`.
+  """
+
+  def loss_fn(params):
+    sums = loss(apply_fn, {'params': params}, batch)
+    return sums.objective / losses.number_of_tokens(batch.weights)
+
+  value, grads = jax.value_and_grad(loss_fn)(state.params)
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  metrics = {
+      'train/loss': value,
+      'train/grad_norm': optax.tree.norm(grads),
+      'train/learning_rate': learning_rate(state.step),
+  }
+  params = optax.apply_updates(state.params, updates)
+  return training.TrainState(state.step + 1, params, opt_state), metrics
+
+
+def dense_update(state, grads, *, optimizer):
+  """Takes a step of the optimizer alone, with given gradients."""
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  return training.TrainState(state.step + 1, params, opt_state), ()
+
+
 def first_state(params: PyTree, optimizer: Any) -> training.TrainState:
   """Creates the state at step 0, with masked parameters."""
   # A step donates the state, and the parameters are used again.
@@ -149,8 +303,8 @@ def first_state(params: PyTree, optimizer: Any) -> training.TrainState:
 
 
 def chain_of(subject: Subject, **options: Any) -> Any:
-  """Returns the dense optimizer of a subject; see `dense_training.adamw`."""
-  return dense_training.adamw(subject.plan, **subject.settings, **options)
+  """Returns the dense optimizer of a subject; see `dense_adamw`."""
+  return dense_adamw(subject.plan, **subject.settings, **options)
 
 
 def sparsified(chain: Any, algorithm: spdf.Algorithm) -> Any:
@@ -163,7 +317,7 @@ def compile_update(
 ) -> compiled.Program:
   """Compiles a step of the optimizer alone, from the state at step 0."""
   return compiled.compile_program(
-      functools.partial(dense_training.update, optimizer=optimizer),
+      functools.partial(dense_update, optimizer=optimizer),
       first_state(subject.params, optimizer), grads,
   )
 
@@ -181,7 +335,7 @@ def compile_step(
   Args:
     subject: The model, its plan and its batch.
     optimizer: The optimizer.
-    step: `training.train_step`, or that of `dense_training`.
+    step: `training.train_step`, or `dense_train_step`.
     is_compact: Whether the state has kept values only.
     **options: Further arguments of the step.
 
@@ -209,11 +363,48 @@ def compile_steps(
   return {
       name: compile_step(
           subject, optimizer,
-          dense_training.train_step if name == 'dense'
+          dense_train_step if name == 'dense'
           else training.train_step,
       )
       for name, optimizer in optimizers.items()
   }
+
+
+def compile_native_step(
+    subject: Subject,
+    case: Case,
+    dtype: str,
+    sparsity: float,
+    structure: structures.Structure | str = 'unstructured',
+) -> compiled.Program:
+  """Compiles a step of a model, with kept values only if it is sparse.
+
+  Args:
+    subject: The model, with its parameters and batch.
+    case: Sizes of the model and the batch.
+    dtype: Dtype of the computation.
+    sparsity: Sparsity of the static mask; 0 for a dense step.
+    structure: Structure of the mask.
+
+  Returns:
+    The program.
+  """
+  config = dataclasses.replace(subject.model.config, dtype=dtype)
+  model = models.model_of(config)
+  subject = subject._replace(model=model)
+  chain = chain_of(subject)
+  if not sparsity:
+    return compile_step(subject, chain, dense_train_step)
+  sparse = training.sparse_steps(
+      'native', model, case.batch_size * case.length
+  )
+  return compile_step(
+      subject,
+      sparsified(
+          chain, spdf.static(sparsity, structure=structure)
+      ),
+      is_compact=True, sparse_steps=sparse,
+  )
 
 
 def memory_rows(

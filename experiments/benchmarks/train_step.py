@@ -26,7 +26,6 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import compiled
-from experiments.benchmarks import dense_training
 from experiments.benchmarks import measuring
 from experiments.benchmarks import small_gpts
 import spdf_jax as spdf
@@ -80,7 +79,7 @@ def measure_native(
   if sparse is None:
     return
   programs = [
-      small_gpts.compile_step(subject, chain, dense_training.train_step)
+      small_gpts.compile_step(subject, chain, small_gpts.dense_train_step)
   ]
   for sparsity in NATIVE_SPEEDUPS:
     optimizer = small_gpts.sparsified(chain, spdf.static(sparsity))

@@ -237,5 +237,5 @@ plt.show()
 #
 # * In configs these are `parameterization.name='sparse-mup'` and
 #   `revival_warmup`; the guide *One learning rate for every width and sparsity*
-#   has both, and `experiments.coordinate_check`.
+#   has both, and `experiments.rates` checks a config.
 # * `own_loop.ipynb` has the same loop in Linen, NNX and Equinox.

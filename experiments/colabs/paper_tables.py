@@ -61,8 +61,6 @@ import matplotlib.pyplot as plt
 from configs import quickstart
 from experiments.papers import flops_tables
 from experiments.papers import paper_tables
-from experiments.papers.printed_numbers import value_of
-from experiments.papers.published_flops import TABLES
 from experiments.papers.published_results import Arm
 from experiments.papers.published_results import Measure
 from experiments.papers.published_results import Result
@@ -86,7 +84,7 @@ from spdf_jax.runs import style
 # misprint, or do not follow.
 
 # %%
-tables = {name: flops_tables.compare(name) for name in TABLES}
+tables = {name: flops_tables.compare(name) for name in flops_tables.TABLES}
 for name, cells in tables.items():
   print(f'{name}: {flops_tables.summarize(cells)}')
 
@@ -110,7 +108,7 @@ for verdict, color in zip(verdicts, style.COLORS):
   before = {n: before[n] + share for n, share in zip(tables, shares)}
   chosen = [cell for cell in tables['spdf'] if cell.verdict == verdict]
   right.plot(
-      [value_of(cell.printed) for cell in chosen],
+      [flops_tables.value_of(cell.printed) for cell in chosen],
       [100 * cell.difference for cell in chosen],
       'o', color=color, markersize=4, alpha=0.7, label=verdict,
   )

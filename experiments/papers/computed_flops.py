@@ -3,20 +3,47 @@
 from collections.abc import Callable
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 
-from experiments.papers import printed_numbers
-from experiments.papers import published_flops as published
-from experiments.papers.published_flops import Row
 from spdf_jax.costs import flops
 from spdf_jax.interop import layouts
 from spdf_jax.models import PRESETS
 
+SMALL, XL = 'gpt2-small', 'gpt3-xl'
+TOKENS = {SMALL: 2.5e9, XL: 26e9}
+"""Tokens of SPDF's pre-training."""
+SEQUENCES = {
+    'E2E': 1.26e5, 'WebNLG': 0.54e5, 'DART': 1.25e5, 'Curation': 0.34e5,
+}
+"""Column "Total Seq" of SPDF's table 3: sequences read in fine-tuning."""
+PRETRAINED = tuple((name, s) for name in (SMALL, XL) for s in (0.0, 0.5, 0.75))
+"""Models and sparsities of SPDF."""
 TUNED = 512
 """Sequence length in fine-tuning: Hu et al. 2021, "LoRA"."""
 
+V_SMALL, V_LARGE = 'cerebras-gpt-256m', 'cerebras-gpt-6.7b'
+STAGE_STEPS, STAGE_SPARSITIES = (62_523, 9_379), (0.9, 0.0)
+"""Steps and sparsities of the stages of Variable SPDF's extended 6.7B run. The
+post does not print them; they are those of its configs in Cerebras' model zoo.
+Stage 1 is the standard budget."""
+SPLIT_SHARES, SPLIT_SPARSITIES = (5 / 6, 1 / 6), (0.9, 0.0)
+"""Shares of the standard budget and sparsities of the stages: with 90 % in the
+first one, the effective sparsity is 75 %."""
+BATCH, LENGTH = 1040, 2048
+DART_STEPS, DART_BATCH = 1938, 32
+"""Batch sizes, sequence length and steps of the 6.7B run and of its
+fine-tuning, from the same configs."""
+
+PRUNED = 'gpt3-1.3b'
+PRUNED_SPARSITY = 0.838
+"""Model of the post on iterative pruning, and its last sparsity."""
+
 _EXA = 1e18
+
+Setting = str | float
+"""Sparsity, task, plan or number of tokens of a row; empty if it has none."""
 
 
 @functools.cache
@@ -41,8 +68,7 @@ def tuning_flops(preset: str, task: str) -> float:
     >>> f'{tuning_flops("gpt3-xl", "E2E"):.2e}'
     '5.27e+17'
   """
-  sequences = printed_numbers.value_of(published.SEQUENCES[task])
-  return sequences * flops.training_flops(PRESETS[preset], TUNED)
+  return SEQUENCES[task] * flops.training_flops(PRESETS[preset], TUNED)
 
 
 def pretraining_flops(preset: str, sparsity: float) -> float:
@@ -52,17 +78,17 @@ def pretraining_flops(preset: str, sparsity: float) -> float:
     >>> f'{pretraining_flops("gpt3-xl", 0.75):.2e}'
     '9.48e+19'
   """
-  tokens = printed_numbers.value_of(published.SIZES.cell((preset,), 'tokens'))
-  return tokens / 2048 * flops.training_flops(PRESETS[preset], 2048, sparsity)
+  return TOKENS[preset] / 2048 * flops.training_flops(
+      PRESETS[preset], 2048, sparsity
+  )
 
 
-def _sizes(row: Row, column: str) -> float:
-  parameters, _ = parameters_of(row[0])
+def _sizes(preset: str, _: Setting, column: str) -> float:
+  parameters, _ = parameters_of(preset)
   return parameters if column == 'parameters' else 20 * parameters
 
 
-def _pretraining(row: Row, column: str) -> float:
-  preset, sparsity = row
+def _pretraining(preset: str, sparsity: float, column: str) -> float:
   whole = pretraining_flops(preset, sparsity)
   each = flops.training_flops(PRESETS[preset], 2048, sparsity)
   return {
@@ -72,8 +98,7 @@ def _pretraining(row: Row, column: str) -> float:
   }[column]
 
 
-def _tuning(row: Row, column: str) -> float:
-  preset, task = row
+def _tuning(preset: str, task: str, column: str) -> float:
   return {
       'FLOPs/seq': flops.training_flops(PRESETS[preset], TUNED),
       'FLOPs': tuning_flops(preset, task),
@@ -81,8 +106,7 @@ def _tuning(row: Row, column: str) -> float:
   }[column]
 
 
-def _totals(row: Row, column: str) -> float:
-  preset, sparsity = row
+def _totals(preset: str, sparsity: float, column: str) -> float:
   task = column.split()[0]
   total = lambda sparsity: (
       pretraining_flops(preset, sparsity) + tuning_flops(preset, task)
@@ -92,8 +116,8 @@ def _totals(row: Row, column: str) -> float:
   return total(sparsity) / _EXA
 
 
-def _shares(row: Row, column: str) -> float:
-  shape = PRESETS[row[0]]
+def _shares(preset: str, _: Setting, column: str) -> float:
+  shape = PRESETS[preset]
   total = flops.forward_flops(shape, 2048)
   return {
       'attention': (
@@ -115,39 +139,38 @@ def _stages(
     sparsities: Sparsity of each stage.
   """
   return sum(
-      share * flops.training_flops(PRESETS[preset], published.LENGTH, sparsity)
+      share * flops.training_flops(PRESETS[preset], LENGTH, sparsity)
       for share, sparsity in zip(shares, sparsities)
   )
 
 
-def _variable(row: Row, column: str) -> float:
-  shares, sparsities = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
+def _variable(preset: str, _: Setting, column: str) -> float:
+  shares, sparsities = SPLIT_SHARES, SPLIT_SPARSITIES
   if column == 'effective sparsity':
     steps = [round(600 * share) for share in shares]
     return flops.effective_sparsity(steps, sparsities, 600)
-  return _stages(row[0], shares, sparsities) / _stages(row[0], (1.0,), (0.75,))
+  return _stages(preset, shares, sparsities) / _stages(preset, (1.0,), (0.75,))
 
 
-def _variable_large(row: Row, column: str) -> float:
-  steps, sparsities = published.STAGE_STEPS, published.STAGE_SPARSITIES
+def _variable_large(preset: str, _: Setting, column: str) -> float:
+  steps, sparsities = STAGE_STEPS, STAGE_SPARSITIES
   if column == 'effective sparsity':
     return flops.effective_sparsity(steps, sparsities, steps[0])
   shares = tuple(n / steps[0] for n in steps)
-  run = _stages(row[0], shares, sparsities)
+  run = _stages(preset, shares, sparsities)
   if column == 'fewer FLOPs':
-    return 1 - run / _stages(row[0], (1.0,), (0.0,))
-  return large_tuning_flops() / (steps[0] * published.BATCH * run)
+    return 1 - run / _stages(preset, (1.0,), (0.0,))
+  return large_tuning_flops() / (steps[0] * BATCH * run)
 
 
 def large_tuning_flops() -> float:
   """Returns the FLOPs of the fine-tuning of Variable SPDF's large model."""
-  return published.DART_STEPS * published.DART_BATCH * flops.training_flops(
-      PRESETS[published.V_LARGE], TUNED
+  return DART_STEPS * DART_BATCH * flops.training_flops(
+      PRESETS[V_LARGE], TUNED
   )
 
 
-def _iterative(row: Row, column: str) -> float:
-  preset, sparsity = row
+def _iterative(preset: str, sparsity: float, column: str) -> float:
   parameters, hidden = parameters_of(preset)
   forward = functools.partial(flops.forward_flops, PRESETS[preset], 2048)
   return {
@@ -157,22 +180,22 @@ def _iterative(row: Row, column: str) -> float:
   }[column]
 
 
-def _budgets(row: Row, column: str) -> float:
-  preset, tokens = row
+def _budgets(preset: str, tokens: float, column: str) -> float:
   if column == 'tokens':
     return 20 * parameters_of(preset)[0]
   return tokens / 2048 * flops.training_flops(PRESETS[preset], 2048)
 
 
-VALUES: dict[str, Callable[[Row, str], float]] = {
-    published.SIZES.source: _sizes,
-    published.PRETRAINING.source: _pretraining,
-    published.FINE_TUNING.source: _tuning,
-    published.TOTALS.source: _totals,
-    published.SHARES.source: _shares,
-    published.VARIABLE.source: _variable,
-    published.VARIABLE_LARGE.source: _variable_large,
-    published.ITERATIVE.source: _iterative,
-    published.BUDGETS.source: _budgets,
+VALUES: dict[str, Callable[[str, Any, str], float]] = {
+    'SPDF, appendix, table 1': _sizes,
+    'SPDF, appendix, table 2': _pretraining,
+    'SPDF, appendix, table 3': _tuning,
+    'SPDF, table 2': _totals,
+    'SPDF, section 3.5': _shares,
+    'Variable SPDF, "Improves over SPDF"; appendix, table 5': _variable,
+    'Variable SPDF, "Scaling" and figure 5': _variable_large,
+    'Iterative pruning, text and figure 3': _iterative,
+    'Iterative pruning, introduction and method': _budgets,
 }
-"""Functions of row and column that compute a cell, by the source of a table."""
+"""Functions of model, setting and column that compute a cell, by the source of
+a table in `printed_flops.csv`."""

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from experiments.papers import computed_flops
-from experiments.papers import published_flops as published
 from experiments.wafer import run_costs
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
@@ -52,7 +51,7 @@ def published_models(table: str) -> list[Inference]:
   """Returns the models of a paper at its sparsities, on 2,048 tokens.
 
   Args:
-    table: A key of `published_flops.TABLES`.
+    table: One of `flops_tables.TABLES`.
 
   Returns:
     The models, dense ones first.
@@ -62,12 +61,16 @@ def published_models(table: str) -> list[Inference]:
     [0.0, 0.838]
   """
   sparsities = {
-      'spdf': list(published.PRETRAINING.rows),
+      'spdf': list(computed_flops.PRETRAINED),
       'variable': [
-          (name, sparsity) for name in (published.V_SMALL, published.V_LARGE)
+          (name, sparsity)
+          for name in (computed_flops.V_SMALL, computed_flops.V_LARGE)
           for sparsity in (0.0, 0.75, 0.9)
       ],
-      'iterative': [(published.PRUNED, 0.0), *published.ITERATIVE.rows],
+      'iterative': [
+          (computed_flops.PRUNED, sparsity)
+          for sparsity in (0.0, computed_flops.PRUNED_SPARSITY)
+      ],
   }
   return [
       Inference(
@@ -118,13 +121,13 @@ def format_inference(models: Iterable[Inference]) -> str:
 
 def format_tuning_shares() -> str:
   """Formats the FLOPs of SPDF's fine-tuning as a share of pre-training."""
-  rows = [('fine-tuning of pre-training', *published.TASKS)]
-  for name, sparsity in published.PRETRAINING.rows:
+  rows = [('fine-tuning of pre-training', *computed_flops.SEQUENCES)]
+  for name, sparsity in computed_flops.PRETRAINED:
     flops = computed_flops.pretraining_flops(name, sparsity)
     rows.append((
         f'{name} {markdown.percent(sparsity)}',
         *(f'{computed_flops.tuning_flops(name, task) / flops:.2%}'
-          for task in published.TASKS)
+          for task in computed_flops.SEQUENCES)
     ))
   return markdown.align(rows, '<>>>>')
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from experiments.papers import computed_flops
-from experiments.papers import printed_numbers
-from experiments.papers import published_flops as published
+from experiments.papers import flops_tables
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.models import PRESETS
 from spdf_jax.runs import markdown
@@ -62,15 +61,15 @@ def published_bars() -> list[Bar]:
     ('dense', 2.48, 2.48)
   """
   bars = []
-  for name, sparsity in published.PRETRAINING.rows:
+  for name, sparsity in computed_flops.PRETRAINED:
     flops = {
         SPARSE if sparsity else DENSE: computed_flops.pretraining_flops(
             name, sparsity
         ),
         TUNING: computed_flops.tuning_flops(name, 'E2E'),
     }
-    printed = _EXA * printed_numbers.value_of(
-        published.TOTALS.cell((name, sparsity), 'E2E')
+    printed = _EXA * flops_tables.printed_value(
+        'SPDF, table 2', name, sparsity, 'E2E'
     )
     label = f'static\n{markdown.percent(sparsity)}' if sparsity else 'dense'
     bars.append(Bar(name, label, flops, printed))
@@ -78,11 +77,12 @@ def published_bars() -> list[Bar]:
 
 
 def _small_bars() -> list[Bar]:
-  name = published.V_SMALL
-  shape, length = PRESETS[name], published.LENGTH
+  name = computed_flops.V_SMALL
+  shape, length = PRESETS[name], computed_flops.LENGTH
   sequences = 20 * computed_flops.parameters_of(name)[0] / length
   cost = lambda sparsity: sequences * training_flops(shape, length, sparsity)
-  shares, sparsities = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
+  shares = computed_flops.SPLIT_SHARES
+  sparsities = computed_flops.SPLIT_SPARSITIES
   return [
       Bar(name, 'dense', {DENSE: cost(0.0)}),
       Bar(name, 'static\n75%', {SPARSE: cost(0.75)}),
@@ -93,23 +93,25 @@ def _small_bars() -> list[Bar]:
 
 
 def _large_bars() -> list[Bar]:
-  name = published.V_LARGE
-  shape, length = PRESETS[name], published.LENGTH
+  name = computed_flops.V_LARGE
+  shape, length = PRESETS[name], computed_flops.LENGTH
   cost = lambda steps, sparsity: (
-      steps * published.BATCH * training_flops(shape, length, sparsity)
+      steps * computed_flops.BATCH * training_flops(shape, length, sparsity)
   )
   tuning = computed_flops.large_tuning_flops()
-  steps, sparsities = published.STAGE_STEPS, published.STAGE_SPARSITIES
+  steps = computed_flops.STAGE_STEPS
+  sparsities = computed_flops.STAGE_SPARSITIES
   dense = cost(steps[0], 0.0)
-  row, = published.VARIABLE_LARGE.rows
-  fewer = published.VARIABLE_LARGE.cell(row, 'fewer FLOPs')
+  fewer = flops_tables.printed_value(
+      'Variable SPDF, "Scaling" and figure 5', name, 'extended', 'fewer FLOPs'
+  )
   return [
       Bar(name, 'dense', {DENSE: dense, TUNING: tuning}),
       Bar(
           name, f'{markdown.percent(sparsities[0])}, then\ndense', {
               SPARSE: cost(steps[0], sparsities[0]),
               DENSE: cost(steps[1], sparsities[1]), TUNING: tuning,
-          }, (1 - printed_numbers.value_of(fewer)) * dense,
+          }, (1 - fewer) * dense,
       ),
   ]
 
@@ -194,8 +196,8 @@ def reductions(sparsity: float) -> list[tuple[int, float]]:
   found = []
   for name in MODELS:
     shape = PRESETS[name]
-    dense = training_flops(shape, published.LENGTH)
-    sparse = training_flops(shape, published.LENGTH, sparsity)
+    dense = training_flops(shape, computed_flops.LENGTH)
+    sparse = training_flops(shape, computed_flops.LENGTH, sparsity)
     found.append((computed_flops.parameters_of(name)[0], dense / sparse))
   return found
 
@@ -231,13 +233,14 @@ def plot_flops_reduction() -> Any:
     ends.append(
         (sizes[-1], times[-1], f'{markdown.percent(sparsity)} zeros', color)
     )
-    for name, printed_sparsity in published.PRETRAINING.rows:
+    for name, printed_sparsity in computed_flops.PRETRAINED:
       if printed_sparsity == sparsity:
-        text = published.PRETRAINING.cell((name, sparsity), 'of dense')
+        share = flops_tables.printed_value(
+            'SPDF, appendix, table 2', name, sparsity, 'of dense'
+        )
         ax.plot(
-            computed_flops.parameters_of(name)[0],
-            1 / printed_numbers.value_of(text), 'D', color='black',
-            markersize=6, fillstyle='none', zorder=3,
+            computed_flops.parameters_of(name)[0], 1 / share, 'D',
+            color='black', markersize=6, fillstyle='none', zorder=3,
         )
   ax.set(
       xscale='log', yscale='log', xlabel='Parameters',

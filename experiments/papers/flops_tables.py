@@ -9,17 +9,22 @@ import re
 from typing import NamedTuple
 
 from experiments.papers import computed_flops
-from experiments.papers import printed_numbers
-from experiments.papers import published_flops
-from experiments.papers.published_flops import Printed
 from spdf_jax import names
 from spdf_jax.runs import markdown
 
 FOLLOWS, OTHERWISE = 'follows', 'follows otherwise'
 MISPRINT, FAILS = 'misprint', 'does not follow'
 
-_EXCEPTIONS = pathlib.Path(__file__).parent / 'flops_exceptions.csv'
-"""Cells whose printed digits are not those of the computed value."""
+TABLES = ('spdf', 'variable', 'iterative')
+"""Names of the papers. Table 1 of the post on iterative pruning and the tables
+of the Llama runs are images, whose numbers are not in the text."""
+
+_PRINTED = pathlib.Path(__file__).parent / 'printed_flops.csv'
+_NUMBER = re.compile(
+    r'(?P<sign>[~<]?)(?P<digits>\d+(?:\.(?P<decimals>\d+))?)'
+    r'(?:e(?P<power>\d+))?(?P<unit>[xMB%]?)'
+)
+_UNITS = {'': 1.0, 'x': 1.0, '%': 1e-2, 'M': 1e6, 'B': 1e9}
 _HEADER = ('row', 'column', 'printed', 'ours', 'difference', 'verdict')
 
 
@@ -50,19 +55,19 @@ class Cell(NamedTuple):
   @property
   def ours(self) -> str:
     """Computed value, written with the digits and unit of the printed one."""
-    return printed_numbers.as_printed(self.value, self.printed)
+    return as_printed(self.value, self.printed)
 
   @property
   def difference(self) -> float:
     """Difference of computed and printed value, relative to the printed one."""
-    return self.value / printed_numbers.value_of(self.printed) - 1
+    return self.value / value_of(self.printed) - 1
 
 
 def compare(table: str) -> list[Cell]:
   """Computes every cell of a paper's FLOPs tables.
 
   Args:
-    table: A key of `published_flops.TABLES`.
+    table: One of `TABLES`.
 
   Returns:
     Cells in the order of the paper.
@@ -75,34 +80,53 @@ def compare(table: str) -> list[Cell]:
     >>> cell.printed, round(cell.value, 2), cell.verdict
     ('3x', 3.02, 'follows')
   """
-  return [
-      _judge(printed, row, column, text)
-      for printed in names.lookup('table', table, published_flops.TABLES)
-      for row, cells in printed.rows.items()
-      for column, text in zip(printed.columns, cells.split())
-      if text != '–'
-  ]
+  names.lookup('table', table, dict.fromkeys(TABLES))
+  return [_cell(row) for row in _printed() if row['table'] == table]
 
 
-def _judge(printed: Printed, row: tuple, column: str, text: str) -> Cell:
-  value = computed_flops.VALUES[printed.source](row, column)
-  label = ' '.join(map(_label, row))
-  verdict, note = FOLLOWS, ''
-  if printed_numbers.as_printed(value, text) != text:
-    verdict, note = _exceptions()[printed.source, label, column]
-  return Cell(printed.source, label, column, text, value, verdict, note)
+def printed_value(
+    source: str, model: str, setting: str | float, column: str
+) -> float:
+  """Returns the value of a printed number.
+
+  Args:
+    source: Paper and table.
+    model: Name of the model.
+    setting: Sparsity, task or plan.
+    column: Label of the column.
+
+  Example:
+    >>> printed_value('SPDF, table 2', 'gpt3-xl', 0.75, 'E2E speedup')
+    2.48
+  """
+  text, = (
+      row['printed'] for row in _printed()
+      if (row['source'], row['model'], _setting(row), row['column'])
+      == (source, model, setting, column)
+  )
+  return value_of(text)
 
 
 @functools.cache
-def _exceptions() -> dict[tuple[str, ...], tuple[str, str]]:
-  """Reads verdict and note of the cells that do not follow."""
-  with _EXCEPTIONS.open(encoding='utf-8') as file:
-    return {
-        (row['source'], row['row'], row['column']): (
-            row['verdict'], row['note']
-        )
-        for row in csv.DictReader(file)
-    }
+def _printed() -> list[dict[str, str]]:
+  with _PRINTED.open(encoding='utf-8') as file:
+    return list(csv.DictReader(file))
+
+
+def _setting(row: dict[str, str]) -> str | float:
+  try:
+    return float(row['setting'])
+  except ValueError:
+    return row['setting']
+
+
+def _cell(row: dict[str, str]) -> Cell:
+  model, setting = row['model'], _setting(row)
+  value = computed_flops.VALUES[row['source']](model, setting, row['column'])
+  return Cell(
+      row['source'], f'{model} {_label(setting)}'.rstrip(), row['column'],
+      row['printed'], value, row['verdict'], row['note'],
+  )
 
 
 def _label(part: str | float) -> str:
@@ -171,3 +195,59 @@ def as_csv(cells: Sequence[Cell]) -> str:
   return text.getvalue()
 
 
+def value_of(text: str) -> float:
+  """Returns the value of a printed number.
+
+  Args:
+    text: Digits, with an exponent or a unit: x, %, M or B.
+
+  Returns:
+    The value; percentages are divided by 100.
+
+  Raises:
+    ValueError: `text` has another form.
+
+  Example:
+    >>> value_of('1.22e6'), value_of('75%'), value_of('~26B')
+    (1220000.0, 0.75, 26000000000.0)
+  """
+  found = _parse(text)
+  digits = f'{found["digits"]}e{found["power"] or 0}'
+  unit = found['unit']
+  return float(digits) / 100 if unit == '%' else float(digits) * _UNITS[unit]
+
+
+def as_printed(value: float, text: str) -> str:
+  """Formats a number with the digits, exponent and unit of a printed one.
+
+  Args:
+    value: The number.
+    text: The printed number.
+
+  Returns:
+    The number, rounded to as many digits as `text`; `text` itself if it begins
+    with `<` and the number is less.
+
+  Example:
+    >>> as_printed(54_321, '0.54e5'), as_printed(0.6416, '64%')
+    ('0.54e5', '64%')
+    >>> as_printed(0.0002, '<0.05%'), as_printed(0.0007, '<0.05%')
+    ('<0.05%', '0.07%')
+  """
+  found = _parse(text)
+  if found['sign'] == '<' and value < value_of(text):
+    return text
+  scale = _UNITS[found['unit']] * 10.0 ** int(found['power'] or 0)
+  digits = len(found['decimals'] or '')
+  power = f'e{found["power"]}' if found['power'] else ''
+  sign = found['sign'].replace('<', '')
+  return f'{sign}{value / scale:.{digits}f}{power}{found["unit"]}'
+
+
+def _parse(text: str) -> re.Match[str]:
+  found = _NUMBER.fullmatch(text)
+  if found is None:
+    raise ValueError(
+        f'{text!r} is not a printed number, such as 1.22e6, 75% or 2.5B.'
+    )
+  return found

@@ -20,6 +20,7 @@ from experiments.papers import gates
 from experiments.papers import json_files
 from experiments.papers import subspaces
 from experiments.papers.scale import Scale
+from experiments.pool import trigram
 from experiments.pool.pool import Job
 from experiments.pool.pool import Outcome
 from spdf_jax import data
@@ -150,7 +151,7 @@ def write_initial(
   batches = lifecycle.validation_batches(run)
   vocab_size = run.model.config.vocab_size
   score = {
-      'bigram': evaluation.bigram_loss, 'trigram': evaluation.trigram_loss
+      'bigram': evaluation.bigram_loss, 'trigram': trigram.trigram_loss
   }
   return {'parameters': run.parameters} | {
       metric: score[name](tokens, batches, vocab_size).loss

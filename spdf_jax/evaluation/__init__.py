@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation of a model: loss, generation, tasks and n-gram baselines.
+"""Evaluation of a model: loss, generation, tasks and a bigram.
 
 An evaluator is a function `evaluate(step, params)` that owns its data and
 yields `(name, value)` pairs, e.g. `('validation/loss', 3.2)`.
@@ -7,7 +7,6 @@ yields `(name, value)` pairs, e.g. `('validation/loss', 3.2)`.
 
 from spdf_jax.evaluation.baselines import bigram_loss
 from spdf_jax.evaluation.baselines import LARGEST_VOCABULARY
-from spdf_jax.evaluation.baselines import trigram_loss
 from spdf_jax.evaluation.beam_search import beam_search
 from spdf_jax.evaluation.beam_search import BeamSearch
 from spdf_jax.evaluation.beam_search import PROTOCOLS
@@ -53,6 +52,5 @@ __all__ = [
     'score_continuations',
     'stream',
     'task_evaluator',
-    'trigram_loss',
     'write_json_lines',
 ]

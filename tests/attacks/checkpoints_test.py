@@ -14,7 +14,6 @@ import pytest
 
 from experiments import convert
 from experiments.convert import verify
-from experiments.planner import finished
 from experiments.scores import ancestry
 from experiments.scores import language_models
 from spdf_jax import training
@@ -239,8 +238,6 @@ def export(source, folder):
 READERS = {
     'experiments/convert.py': [
         export, lambda source, folder: list(convert.verify(source))],
-    'experiments/planner/finished.py': [
-        lambda source, folder: finished.read_finished([source])],
     'experiments/scores/language_models.py': [
         lambda source, folder: language_models.open_run(source),
         lambda source, folder: language_models.open_listed(source),

@@ -14,14 +14,12 @@ import pytest
 from experiments.benchmarks import auto
 from experiments.benchmarks import compiled
 from experiments.benchmarks import decode
-from experiments.benchmarks import gpu
 from experiments.benchmarks import machine
 from experiments.benchmarks import matmul
 from experiments.benchmarks import measuring
 from experiments.benchmarks import model
 from experiments.benchmarks import optimizer
 from experiments.benchmarks import other_gpts
-from experiments.benchmarks import peers
 from experiments.benchmarks import primitives
 from experiments.benchmarks import profiles
 from experiments.benchmarks import pytorch
@@ -182,15 +180,15 @@ def test_a_suite_measures_ratios_and_meets_its_targets_of_bytes_and_counts(
 @pytest.mark.process
 def test_the_gpu_suite_compares_masks_with_dense_steps(monkeypatch):
   rng = np.random.default_rng(0)
-  monkeypatch.setattr(gpu, 'PRODUCT', 16)
-  monkeypatch.setattr(gpu, 'STEPS', (SMALL._replace(
+  monkeypatch.setattr(profiles, 'PRODUCT', 16)
+  monkeypatch.setattr(profiles, 'STEPS', (SMALL._replace(
       model=SMALL.model | dict(dtype='bfloat16', remat='full'),
   ),))
-  monkeypatch.setattr(gpu, 'GENERATION', (SMALL,))
+  monkeypatch.setattr(profiles, 'GENERATION', (SMALL,))
   monkeypatch.setattr(model, 'TOKENS', 2)
   monkeypatch.setattr(topk, 'SHAPE', (16, 32))
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-  rows = {(r.case, r.metric): r for r in gpu.measure(3, rng)}
+  rows = {(r.case, r.metric): r for r in profiles.measure_gpu(3, rng)}
   step = {metric: row.value for (case, metric), row in rows.items()
           if case == 'small'}
   assert step['static: tokens/s'] == pytest.approx(
@@ -322,7 +320,7 @@ def test_without_pytorch_the_peers_are_skipped_with_a_warning(monkeypatch):
 @pytest.mark.slow
 def test_the_first_losses_of_pytorch_and_ours_are_equal():
   pytest.importorskip('torch', reason='torch is not installed')
-  rows = list(peers.measure_case(SMALL, 3, np.random.default_rng(0)))
+  rows = list(pytorch.measure_case(SMALL, 3, np.random.default_rng(0)))
   differences = [row for row in rows if 'difference' in row.metric]
   assert len(differences) == 6
   assert {measuring.verdict(row) for row in differences} == {'ok'}
@@ -336,8 +334,8 @@ def test_the_first_losses_of_pytorch_and_ours_are_equal():
 @pytest.mark.process
 def test_profiles_assign_the_time_of_a_step_to_its_parts(monkeypatch):
   monkeypatch.setattr(profiles, 'SPARSITIES', (0.0, 0.75))
-  monkeypatch.setattr(peers, 'DTYPES', ('float32',))
-  rows = list(profiles.measure_case(SMALL, 1, np.random.default_rng(0)))
+  monkeypatch.setattr(pytorch, 'DTYPES', ('float32',))
+  rows = list(profiles.measure_parts_of(SMALL, 1, np.random.default_rng(0)))
   dense, sparse = (
       {row.metric: row.value for row in rows if f'{zeros} zeros' in row.case}
       for zeros in ('0%', '75%')

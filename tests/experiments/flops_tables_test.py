@@ -12,8 +12,6 @@ import pytest
 from configs import quickstart
 from experiments.papers import flops_of_models
 from experiments.papers import flops_tables
-from experiments.papers import printed_numbers
-from experiments.papers import published_flops
 from spdf_jax.training import Run
 from tests import command
 from tests.experiments.guides_test import ROOT
@@ -24,7 +22,7 @@ pytestmark = pytest.mark.papers
 
 @pytest.fixture(scope='module')
 def cells():
-  return {name: flops_tables.compare(name) for name in published_flops.TABLES}
+  return {name: flops_tables.compare(name) for name in flops_tables.TABLES}
 
 
 def test_every_printed_digit_follows_but_for_the_named_ones(cells):
@@ -66,8 +64,8 @@ def test_a_cell_that_does_not_follow_has_a_note(
 )
 def test_a_printed_number_is_written_as_it_is_printed(sign, n, digits, unit):
   text = f'{sign}{n / 10**digits:.{digits}f}{unit}'
-  value = printed_numbers.value_of(text)
-  assert printed_numbers.as_printed(value, text) == text
+  value = flops_tables.value_of(text)
+  assert flops_tables.as_printed(value, text) == text
 
 
 def test_csv_and_text_have_every_cell_and_note(cells):

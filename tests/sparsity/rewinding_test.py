@@ -12,7 +12,6 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax.sparsity.algorithms.iterative import Round
 from spdf_jax.sparsity.algorithms.iterative import round_starts
-from spdf_jax.sparsity.algorithms.iterative import rounds_to
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.rewinding import rewind_schedule
 from spdf_jax.sparsity.rewinding import rewind_weights
@@ -46,39 +45,6 @@ def rewound(steps=12, rounds=ROUNDS, snapshot_at=2, params=PARAMS, **options):
   tx = spdf.sparsify(inner, spdf.iterative(rounds), key=0)
   tx = rewind_weights(tx, round_starts(rounds)[1:], snapshot_at=snapshot_at)
   return train(tx, steps, params)
-
-
-@pytest.mark.parametrize('fraction, number', [(0.33, 5), (0.2, 9)])
-def test_rounds_end_exactly_at_the_target_of_the_seeds(fraction, number):
-  rounds = rounds_to(0.838, fraction, 20, 4)
-  assert rounds[0] == Round(20)
-  assert len(rounds) == 1 + number
-  assert all(r.steps == 20 and r.rewind_to == 4 for r in rounds[1:])
-  assert {r.fraction for r in rounds[1:-1]} == {fraction}
-  remaining = np.prod([1 - r.fraction for r in rounds])
-  np.testing.assert_allclose(1 - remaining, 0.838, rtol=1e-14)
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.floats(0.01, 0.99), st.floats(0.01, 0.99))
-def test_rounds_reach_any_target_with_none_to_spare(target, fraction):
-  rounds = rounds_to(target, fraction, 1)
-  remaining = np.cumprod([1 - r.fraction for r in rounds])
-  np.testing.assert_allclose(remaining[-1], 1 - target, rtol=1e-10)
-  assert 0 < rounds[-1].fraction <= fraction * (1 + 1e-6)
-  assert remaining[-2] > 1 - target
-
-
-def test_a_target_of_whole_rounds_takes_no_round_more():
-  # log(0.8 ** 3) / log(0.8) is 3 plus or minus a rounding.
-  assert len(rounds_to(1 - 0.8**3, 0.2, 1)) == 4
-
-
-def test_every_round_may_have_its_own_length():
-  rounds = rounds_to(0.5, 0.4, [10, 20, 30], 1)
-  assert [r.steps for r in rounds] == [10, 20, 30]
-  with pytest.raises(ValueError, match='steps has 2 entries.*give 3 entries'):
-    rounds_to(0.5, 0.4, [10, 20])
 
 
 def test_learning_rate_is_an_exact_sawtooth():
@@ -196,8 +162,6 @@ STATIC = spdf.sparsify(optax.sgd(1), spdf.static(0.5), key=0)
      'rewind_to of round 1 is -1'),
     (lambda: round_starts([Round(2**30), Round(2**30, 0.2)]),
      'the number of steps of all rounds'),
-    (lambda: rounds_to(0.0, 0.2, 9), r'target is 0.0; give .* \(0, 1\)'),
-    (lambda: rounds_to(0.8, 0, 9), 'fraction is 0;'),
     (lambda: rewind_weights(STATIC, STARTS, snapshot_at=5), 'snapshot_at is 5'),
     (lambda: rewind_weights(STATIC, STARTS, snapshot_at=0).update(
         PARAMS, rewind_weights(STATIC, STARTS, snapshot_at=0).init(PARAMS)

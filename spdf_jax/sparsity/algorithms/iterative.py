@@ -42,61 +42,6 @@ class Round(NamedTuple):
   """Step of the base schedule at which the round's learning rate begins."""
 
 
-def rounds_to(
-    target: float,
-    fraction: float,
-    steps: int | Sequence[int],
-    rewind_to: int = 0,
-) -> tuple[Round, ...]:
-  """Returns rounds for `iterative`: a dense one, then pruning up to a sparsity.
-
-  Each pruning round prunes `fraction` of the remaining weights, except the
-  last, which prunes the fraction that reaches the target.
-
-  Args:
-    target: The sparsity after the last round, in (0, 1).
-    fraction: The fraction of the remaining weights pruned per round, in (0, 1).
-    steps: Number of steps of every round, or a list with one number per round,
-      the dense one first.
-    rewind_to: The step to which every round but the first rewinds the learning
-      rate, see `rewind_schedule`.
-
-  Returns:
-    The rounds, as few as possible.
-
-  Raises:
-    ValueError: an argument is out of its range, or `steps` is a list whose
-      length is not the number of rounds.
-
-  References:
-    Renda et al., `Comparing Rewinding and Fine-tuning in Neural Network
-    Pruning <https://arxiv.org/abs/2003.02389>`_, 2020
-
-  Example:
-    >>> [round(r.fraction, 3) for r in rounds_to(0.838, 0.33, 20_000, 1_000)]
-    [0.0, 0.33, 0.33, 0.33, 0.33, 0.196]
-  """
-  for name, value in (('target', target), ('fraction', fraction)):
-    if not _is_fraction(value):
-      raise ValueError(f'{name} is {value!r}; give a number in (0, 1).')
-  # The tolerance prevents rounding from adding a round that prunes nothing.
-  exactly = math.log1p(-target) / math.log1p(-fraction)
-  number = max(1, math.ceil(exactly - 1e-9))
-  last = 1 - (1 - target) / (1 - fraction) ** (number - 1)
-  fractions = [0.0, *[fraction] * (number - 1), last]
-  lengths = (
-      list(steps) if isinstance(steps, Iterable) else [steps] * len(fractions)
-  )
-  if len(lengths) != len(fractions):
-    raise ValueError(
-        f'steps has {len(lengths)} entries, but target={target} with '
-        f'fraction={fraction} takes one dense round and {number} that prune; '
-        f'give {len(fractions)} entries, or one number for all rounds.'
-    )
-  rewinds = [0, *[rewind_to] * number]
-  return check_rounds(map(Round, lengths, fractions, rewinds))
-
-
 def check_rounds(rounds: Iterable[Round]) -> tuple[Round, ...]:
   """Returns rounds as a tuple, or raises.
 
