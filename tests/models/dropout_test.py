@@ -179,7 +179,8 @@ def test_the_key_is_that_of_the_seed_and_nothing_is_stored():
   assert bits(dropping_run()) == bits(run)
   assert bits(dropping_run(seed=1)) != bits(run)
   same = jax.tree.map(
-      lambda x, y: x == y, run.programs.abstract_state, plain.abstract_state
+      lambda x, y: x == y, run.programs.abstract_state,
+      plain.programs.abstract_state,
   )
   assert jax.tree.all(same)
 
