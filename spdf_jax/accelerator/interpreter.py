@@ -372,7 +372,7 @@ def _remat(evaluation, eqn, values):
 
 
 def _as_dot_general(policy, primitive, *args, **params):
-  """Asks a policy of `remat` about the product that a sparse one replaces."""
+  """Applies a policy of `remat` to the product that a sparse one replaces."""
   if primitive is primitives.sparse_matmul_p:
     x, w = args[:2]
     stack = tuple(range(w.ndim - 2))
