@@ -78,7 +78,7 @@ class Claim(NamedTuple):
     source: Paper and place that state the claim.
     comparisons: Comparisons that the claim consists of.
     family: Name of the family of claims that the p-value is corrected for.
-    expected: What its power is calculated from; `None`: not calculated.
+    expected: Values that the power is calculated from; `None`: it is not.
   """
 
   key: str

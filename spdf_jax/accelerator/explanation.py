@@ -15,7 +15,7 @@ class Use(NamedTuple):
     weight: Path of the weight.
     product: Sizes of the matrix or stack; `''` if it is no product.
     tokens: Number of rows that the weights multiply; 0 if it is no product.
-    kernels: What multiplies; `''` if the use is dense.
+    kernels: Kernels that multiply; `''` if the use is dense.
     reason: Why it is dense: the primitive, or what it lacks; or `''`.
     layer: Name stack of the equation.
   """

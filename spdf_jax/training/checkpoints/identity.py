@@ -222,7 +222,7 @@ def refuse_difference(
     what: Name of the compared values, for the error message.
     found: Values stored in the checkpoint.
     expected: Expected values.
-    fix: What else can be done, for the error message.
+    fix: Further advice for the error message.
 
   Raises:
     MismatchError: the values differ; the message names the first three.
