@@ -26,7 +26,7 @@ LENGTH, NEW = 96, 12
 TEXTS = [
     'to be or not', 'é ñ ß', '漢字 かな 한국', 'العربية עברית', '😀🦜👩‍👩‍👧',
     'e\u0301 a\u0308 \u0e33', '𝒳 𐍈', ' two  spaces\t\n\r\n',
-    '\u2028\ufeff\ufffd', '<s> </s> 42', 'a <|eot|> be',
+    '\u2028\ufeff\ufffd', '42 <s> </s>', 'a <|eot|> be',
 ]
 QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"

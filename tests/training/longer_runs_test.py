@@ -70,7 +70,7 @@ def train(run, workdir):
 
 
 @pytest.mark.parametrize('name', CASES)
-def test_a_continued_run_ends_as_one_launch_of_all_phases(name, tmp_path):
+def test_a_resumed_run_ends_as_one_launch_of_all_phases(name, tmp_path):
   before, end, phases = CASES[name]
   train(make_run(before), tmp_path / 'before')
   run = make_run(phases, resume=f'{tmp_path / "before"}@{end}').open(
@@ -110,7 +110,7 @@ def rate(**fields):
      "phases.b.duration was '4 steps' and is '9 steps'"),
     (FIRST, {}, '@b', 'nothing to train; add a phase to phases.order, or'),
 ])
-def test_what_cannot_continue_is_refused(
+def test_another_past_is_refused(
     phases, changes, source, message, finished, tmp_path
 ):
   run = make_run(phases, resume=f'{finished}{source}', **changes)
