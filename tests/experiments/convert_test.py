@@ -15,9 +15,9 @@ import spdf_jax as spdf
 from spdf_jax import interop
 from spdf_jax.data import ByteTokenizer
 from spdf_jax.data import open_tokenizer
-from spdf_jax.data import save_tokenizer
 from spdf_jax.data import tokenizer_paths
 from spdf_jax.data import train_bpe
+from spdf_jax.data.tokenizer_files import save_tokenizer
 from spdf_jax.interop import tensors
 from spdf_jax.models import create_model
 from spdf_jax.models import GPTConfig

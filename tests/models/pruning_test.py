@@ -17,6 +17,7 @@ from spdf_jax import data
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import training
+from spdf_jax.data import tokenizer_files
 from spdf_jax.sparsity import one_shot
 from spdf_jax.sparsity import trees
 from tests import command
@@ -135,7 +136,9 @@ def test_weights_that_are_not_finite_are_named_by_their_layer():
 def directory(tmp_path):
   """A Hugging Face directory with a tokenizer of bytes, and a text."""
   config = dataclasses.replace(CONFIGS['llama'], vocab_size=257)
-  data.save_tokenizer(tmp_path / 'tokenizer.json', data.ByteTokenizer())
+  tokenizer_files.save_tokenizer(
+      tmp_path / 'tokenizer.json', data.ByteTokenizer()
+  )
   interop.save_hf(
       tmp_path / 'hf', config, make_params(config),
       tokenizer=[tmp_path / 'tokenizer.json'],
