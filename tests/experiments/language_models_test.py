@@ -108,7 +108,7 @@ def test_a_run_is_read_with_the_tokenizer_it_was_trained_with(tmp_path, caplog):
 
 def test_a_directory_is_not_converted_into_itself(tmp_path):
   save(tmp_path)
-  with pytest.raises(ValueError, match='from_hf and to_hf are both'):
+  with pytest.raises(ValueError, match='model and to_hf are both'):
     rewrite(tmp_path, tmp_path)
 
 
@@ -217,7 +217,7 @@ def test_the_commands_convert_generate_and_evaluate(tmp_path):
   (tmp_path / 'text.tokens').write_text(TEXT)
   compact = tmp_path / 'compact'
   run_command(
-      'convert', f'--from_hf={tmp_path / "hf"}', f'--to_hf={compact}',
+      'convert', f'--model={tmp_path / "hf"}', f'--to_hf={compact}',
       '--format=compact',
   )
   assert names_of(open_tensors(compact / COMPACT)) == set(
