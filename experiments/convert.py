@@ -1,100 +1,49 @@
-r"""Converts checkpoints: from and to Hugging Face, and from sparse to dense.
+"""Converts models from Hugging Face directories to workdirs, and back.
 
-  python -m experiments.convert --from_hf=DIR --to=WORKDIR
-  python -m experiments.convert --checkpoint=WORKDIR@pretrain --to_hf=DIR
-  python -m experiments.convert --from_hf=DIR --to_hf=OTHER --format=compact
-  python -m experiments.convert --from_hf=DIR --to=WORKDIR --prune=wanda:0.5 \
-    --calibration=TEXT
-  python -m experiments.convert --densify=WORKDIR@pretrain --to=OTHER
-  python -m experiments.convert --verify=FOLDER
+  python -m experiments.convert --model=DIR --to=WORKDIR
+  python -m experiments.convert --model=WORKDIR@pretrain --to_hf=DIR
+  python -m experiments.convert --model=DIR --to_hf=OTHER --format=compact
 
 The first imports weights into a workdir that --config.init_from=WORKDIR reads,
-and prints the flags that training needs. The second exports the weights
-and the mask of a run, the third those of a Hugging Face directory, with its
-tokenizer; without masks.safetensors the mask is derived from the zeros. --check
-compares the logits with those of transformers.
-
---prune prunes imported weights in one shot: by magnitude, wanda or sparsegpt,
-to a fraction of zeros, to N:M as in sparsegpt:2:4, or to fractions by patterns
-of paths, wanda:PATTERN=0.5,PATTERN=0.75. It calibrates with the first sequences
-of a text, and prints the perplexity of the text after them. Training from the
-workdir keeps the zeros with the algorithm's init='nonzero'.
-
---densify makes a sparse checkpoint at the end of a phase dense: it removes the
-mask and keeps weights, step, schedules and the optimizer's moments, which
---moments=reset initializes anew. The config that continues from it has the
-same phases and a dense one after them, which the first launch need not have
-had:
-
-  python -m experiments.train --config=configs/quickstart.py --workdir=a \
-    --config.phases.order="('pretrain',)"
-  python -m experiments.convert --densify=a --to=b
-  python -m experiments.train --config=configs/quickstart.py --workdir=c \
-    --config.resume=b --config.phases.order="('pretrain', 'finetune')"
-
-The result equals that of one launch of all phases whose `reset_moments` agrees
-with --moments. A phase with the learning rate 'continue' changes the schedule
-of the phase before it, so it must have been part of the first launch.
-
---verify converts nothing: it reads all checkpoints of a workdir, or a prepared
-corpus, and compares them with the digests that were saved with them.
+and prints the flags that training needs. The second exports the weights and the
+mask of a run, the third those of a Hugging Face directory, with its tokenizer;
+without masks.safetensors the mask is derived from the zeros. --check compares
+the logits with those of transformers.
 """
 
 from collections.abc import Iterator, Mapping
 import dataclasses
-import os
 import pathlib
 import shutil
 import tempfile
 from typing import Any
 
 from absl import flags
-import jax
 
-from experiments import pruning
 from experiments.launch import console
+from experiments.scores import hf_directories
 from experiments.scores import language_models
 from spdf_jax import data
 from spdf_jax import files
 from spdf_jax import interop
 from spdf_jax import models
-from spdf_jax.data import corpora
 from spdf_jax.data import special_tokens
-from spdf_jax.interop import configs
 from spdf_jax.interop import tensors
 from spdf_jax.sparsity import trees
-from spdf_jax.training.checkpoints import densified
 from spdf_jax.training.checkpoints import files as checkpoint_files
 from spdf_jax.training.checkpoints import workdir as workdirs
 from spdf_jax.training.configs import early_stop
-from spdf_jax.training.loop import processes
 
-_FROM_HF = flags.DEFINE_string(
-    'from_hf', None, 'Directory to read: of a GPT-2, Llama, Mistral or Qwen.'
+_MODEL = flags.DEFINE_string(
+    'model', None,
+    'WORKDIR, WORKDIR@PHASE or WORKDIR@PHASE:best, or a Hugging Face directory '
+    'of a GPT-2, Llama, Mistral or Qwen.',
 )
 _TO = flags.DEFINE_string('to', None, 'Workdir to write the checkpoint to.')
-_SCAN_LAYERS = flags.DEFINE_bool(
-    'scan_layers', False, 'With --from_hf: write scanned (stacked) layers.'
-)
-_DENSIFY = flags.DEFINE_string(
-    'densify', None, 'WORKDIR or WORKDIR@PHASE of a sparse run to make dense.'
-)
-_MOMENTS = flags.DEFINE_enum(
-    'moments', 'keep', densified.MOMENTS,
-    "With --densify: the optimizer's moments.",
-)
-_TRUST_CODE = flags.DEFINE_bool(
-    'trust_code', False,
-    'With --densify: run a user-defined algorithm that the checkpoint names.',
-)
-_VERIFY = flags.DEFINE_string(
-    'verify', None, 'Workdir or prepared corpus to verify.'
-)
-_CHECKPOINT = flags.DEFINE_string(
-    'checkpoint', None,
-    'WORKDIR, WORKDIR@PHASE or WORKDIR@PHASE:best of a run to export.',
-)
 _TO_HF = flags.DEFINE_string('to_hf', None, 'Directory of the export.')
+_SCAN_LAYERS = flags.DEFINE_bool(
+    'scan_layers', False, 'With --to: write scanned (stacked) layers.'
+)
 _FORMAT = flags.DEFINE_enum(
     'format', 'dense', list(tensors.FORMATS),
     'With --to_hf: compact omits the zeros; only spdf_jax reads it.',
@@ -108,30 +57,18 @@ _VOCAB_SIZE = flags.DEFINE_integer(
     'With --to_hf: tokens to keep, which removes rows of padding.',
 )
 _ALLOW_NON_FINITE = flags.DEFINE_bool(
-    'allow_non_finite', False, 'With --from_hf: read infinite and NaN weights.'
-)
-_PRUNE = flags.DEFINE_string(
-    'prune', None, 'With --from_hf: method and sparsity, as wanda:0.5.'
-)
-_CALIBRATION = flags.DEFINE_string(
-    'calibration', None, 'With --prune: file of text.'
-)
-_SEQUENCES = flags.DEFINE_integer(
-    'sequences', 128, 'With --prune: number of sequences to calibrate with.'
+    'allow_non_finite', False,
+    'Read infinite and NaN weights of a Hugging Face directory.',
 )
 _CHECK = flags.DEFINE_bool(
     'check', False, 'Compare logits with transformers (must be installed).'
 )
 
-
 _NEEDED = {
-    'format': ('to_hf',), 'dtype': ('to_hf',), 'vocab_size': ('to_hf',),
-    'allow_non_finite': ('from_hf',), 'prune': ('from_hf',),
-    'calibration': ('prune',), 'sequences': ('prune',),
-    'check': ('from_hf', 'to_hf'), 'scan_layers': ('from_hf',),
-    'moments': ('densify',), 'trust_code': ('densify',),
+    'format': 'to_hf', 'dtype': 'to_hf', 'vocab_size': 'to_hf',
+    'scan_layers': 'to',
 }
-"""Flags that need one of others."""
+"""Flags that need another one."""
 _SIZES = (
     'vocab_size', 'n_layers', 'n_heads', 'd_model', 'd_ff', 'max_length'
 )
@@ -144,61 +81,43 @@ _TOKENIZER_COPY = 'imported_tokenizer'
 
 def convert() -> Iterator[str]:
   """Converts a model as the flags give it; yields sentences."""
-  given = {
-      flag.name for flag in (_FROM_HF, _CHECKPOINT, _DENSIFY, _TO, _TO_HF)
-      if flag.value
-  }
-  if given not in (
-      {'from_hf', 'to'}, {'checkpoint', 'to_hf'}, {'from_hf', 'to_hf'},
-      {'densify', 'to'},
-  ):
-    raise ValueError(
-        'give --from_hf and --to, or --checkpoint and --to_hf, or --from_hf '
-        'and --to_hf, or --densify and --to.'
-    )
-  if _CHECK.value and _TO_HF.value and _FORMAT.value == 'compact':
+  model, workdir, directory = _MODEL.value, _TO.value, _TO_HF.value
+  if bool(workdir) == bool(directory):
+    raise ValueError('give --to or --to_hf.')
+  if _CHECK.value and directory and _FORMAT.value == 'compact':
     raise ValueError(
         "format is 'compact', which transformers cannot read; leave --check "
         "out or use 'dense'."
     )
   for name, needed in _NEEDED.items():
-    if flags.FLAGS[name].present and not any(
-        flags.FLAGS[other].value for other in needed
-    ):
+    if flags.FLAGS[name].present and not flags.FLAGS[needed].value:
       raise ValueError(
-          f'{name} is given, which needs --{" or --".join(needed)}; add it, or '
-          f'leave --{name} out.'
+          f'{name} is given, which needs --{needed}; add it, or leave '
+          f'--{name} out.'
       )
-  prune = None
-  if _PRUNE.value:
-    processes.keep_freed_memory(largest=2**20)  # Not whole matrices.
-    prune = pruning.pruner_of(
-        _FROM_HF.value, _PRUNE.value, _CALIBRATION.value, _SEQUENCES.value
+  is_hf = language_models.is_hf(pathlib.Path(model))
+  if workdir and not is_hf:
+    raise ValueError(
+        f'model is {model!r}, which is no Hugging Face directory, as --to '
+        'needs; give one, or --to_hf to export a run.'
+    )
+  if _ALLOW_NON_FINITE.value and not is_hf:
+    raise ValueError(
+        f'allow_non_finite is given, and model is {model!r}, a run; leave '
+        '--allow_non_finite out.'
     )
   finite = dict(allow_non_finite=_ALLOW_NON_FINITE.value)
   how = dict(
       format=_FORMAT.value, dtype=_DTYPE.value, vocab_size=_VOCAB_SIZE.value
   )
-  if given == {'from_hf', 'to'}:
-    yield import_model(
-        _FROM_HF.value, _TO.value, scan_layers=_SCAN_LAYERS.value, prune=prune,
-        **finite,
-    )
-  elif given == {'densify', 'to'}:
-    written = densified.densify_checkpoint(
-        _DENSIFY.value, _TO.value, moments=_MOMENTS.value,
-        trust_code=_TRUST_CODE.value,
-    )
-    yield f'{written} is written: dense, with moments: {_MOMENTS.value}'
-  elif given == {'checkpoint', 'to_hf'}:
-    yield export_model(_CHECKPOINT.value, _TO_HF.value, **how)
+  if workdir:
+    yield import_model(model, workdir, scan_layers=_SCAN_LAYERS.value, **finite)
+  elif is_hf:
+    yield rewrite_model(model, directory, **how, **finite)
   else:
-    yield rewrite_model(
-        _FROM_HF.value, _TO_HF.value, prune=prune, **how, **finite
-    )
-  exchanged = _TO_HF.value or _FROM_HF.value
-  if _CHECK.value and exchanged:
-    difference = interop.check_hf(exchanged, **finite)
+    yield export_model(model, directory, **how)
+  if _CHECK.value:
+    difference = interop.check_hf(directory or model, **finite)
     yield f'logits differ from those of transformers by {difference:.2g}'
 
 
@@ -208,12 +127,10 @@ def import_model(
     *,
     scan_layers: bool,
     allow_non_finite: bool = False,
-    prune: pruning.Prune | None = None,
 ) -> str:
   """Writes a checkpoint, and the mask beside it; returns sentences."""
   workdirs.refuse_saved(workdir)
   loaded = interop.load_hf(directory, allow_non_finite=allow_non_finite)
-  loaded, said = prune(loaded) if prune else (loaded, '')
   config = dataclasses.replace(loaded.config, scan_layers=scan_layers)
   params = loaded.params
   if scan_layers:
@@ -234,12 +151,12 @@ def import_model(
       shutil.copyfile(path, temporary)
   checkpoint = checkpoint_files.write_params(
       workdir, params,
-      {'model': model, **_stated(directory)},
+      {'model': model, **hf_directories.stated(directory)},
   )
   chosen = [f'--config.init_from={workdir}'] + [
       f'--config.model.{name}={model[name]}' for name in _MODEL_FLAGS
   ]
-  text = f'{said}{checkpoint} is written; train from it with {" ".join(chosen)}'
+  text = f'{checkpoint} is written; train from it with {" ".join(chosen)}'
   preset = models.PRESETS[model['preset']]
   others = {
       name: value for name, value in dataclasses.asdict(config).items()
@@ -289,7 +206,8 @@ def export_model(
     )
   best = early_stop.describe_best(meta, int(checkpoint.name))
   best_text = f', {best}' if best else ''
-  return f'{directory} is written{best_text}; {_describe_mask(mask)}'
+  mask_text = hf_directories.describe_mask(mask)
+  return f'{directory} is written{best_text}; {mask_text}'
 
 
 def rewrite_model(
@@ -300,43 +218,14 @@ def rewrite_model(
     dtype: str,
     vocab_size: int | None,
     allow_non_finite: bool = False,
-    prune: pruning.Prune | None = None,
 ) -> str:
   """Writes a Hugging Face directory from another; returns sentences."""
-  old, new = pathlib.Path(source), pathlib.Path(directory)
-  if old.resolve() == new.resolve():
-    raise ValueError(
-        f'from_hf and to_hf are both {directory}; give another directory to '
-        'write.'
-    )
-  loaded = interop.load_hf(old, allow_non_finite=allow_non_finite)
-  loaded, said = prune(loaded) if prune else (loaded, '')
-  config, params, mask = loaded
-  mask = interop.mask_of_zeros(params) if mask is None else mask
-  interop.save_hf(
-      new, config, params, mask, format=format, dtype=dtype,
+  hf_directories.check_other(source, directory, 'to_hf')
+  loaded = interop.load_hf(source, allow_non_finite=allow_non_finite)
+  return hf_directories.rewrite(
+      loaded, source, directory, format=format, dtype=dtype,
       vocab_size=vocab_size,
-      tokenizer=data.tokenizer_paths(old), **_stated(source),
   )
-  return f'{said}{directory} is written; {_describe_mask(mask)}'
-
-
-def _stated(directory: str) -> dict[str, Any]:
-  """Returns what a directory's files state beside the model.
-
-  Ids that begin and end a text, and other fields of generation_config.json.
-  """
-  fields = tensors.read_json(pathlib.Path(directory, tensors.CONFIG))
-  path = pathlib.Path(directory, tensors.GENERATION)
-  generation = tensors.read_json(path) if path.is_file() else {}
-  return {
-      'end_of_text': configs.read_end_of_text(fields, generation),
-      'begin_of_text': configs.read_begin_of_text(fields, generation),
-      'generation': {
-          name: value for name, value in generation.items()
-          if name not in ('bos_token_id', 'eos_token_id')
-      },
-  }
 
 
 def _stated_of(
@@ -354,50 +243,11 @@ def _stated_of(
   }
 
 
-def _describe_mask(mask: Any) -> str:
-  leaves = jax.tree.leaves(mask)
-  kept, size = sum(int(m.sum()) for m in leaves), sum(m.size for m in leaves)
-  return (
-      f'sparsity {1 - kept / size:.2%} in {len(leaves)} matrices'
-      if size else 'no sparse matrices'
-  )
-
-
-def verify(folder: str | os.PathLike[str]) -> Iterator[str]:
-  """Checks the digests of all checkpoints of a workdir, or of a corpus."""
-  folder = pathlib.Path(folder).expanduser().absolute()
-  if (folder / 'train.json').exists():
-    corpus = corpora.verify_corpus(folder)
-    yield f'{folder}: all {corpus.train.tokens.size:,} training tokens'
-    return
-  steps = workdirs.saved_steps(folder)
-  if not steps:
-    raise ValueError(
-        f'{str(folder)!r} holds neither checkpoints nor a corpus; give the '
-        'workdir of a run, or the output of experiments.prepare.'
-    )
-  damaged = []
-  for step in steps:
-    try:
-      path = folder / 'checkpoints' / str(step)
-      number = checkpoint_files.verify_checkpoint(path)
-    except Exception as error:  # Damage may raise any exception.
-      damaged.append(f'{step}: {str(error).splitlines()[0]}')
-    else:
-      yield f'checkpoint {step}: {number} arrays are what was saved'
-  if damaged:
-    raise ValueError(
-        f'{len(damaged)} of {len(steps)} checkpoints in {str(folder)!r} are '
-        f'not what was saved: {" ".join(damaged)}'
-    )
-
-
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
-  if _VERIFY.value:
-    return console.run(argv, verify, _VERIFY.value)
   return console.run(argv, convert)
 
 
 if __name__ == '__main__':
+  flags.mark_flag_as_required('model')
   console.start(main)

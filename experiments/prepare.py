@@ -36,6 +36,7 @@ from experiments import preparation
 from experiments.launch import console
 from spdf_jax import data
 from spdf_jax.data import corpora
+from spdf_jax.data import tasks
 from spdf_jax.training.loop.progress import LiveLine
 
 _INPUT = flags.DEFINE_string('input', None, 'A file or folder to read.')
@@ -148,7 +149,7 @@ def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
   if _TASK.value:
     load = lambda: data.load_task(_TASK.value, _INPUT.value)
-    return console.run(argv, lambda: data.format_sizes(load()))
+    return console.run(argv, lambda: tasks.format_sizes(load()))
   if _DRY_RUN.value:
     raise app.UsageError('--dry_run is for --task.')
   if _JOIN.value:

@@ -194,7 +194,7 @@ def open_listed(
   """
   directory, run = pathlib.Path(source), None
   on_cpu = jax.default_backend() == 'cpu'
-  if _is_hf(directory):
+  if is_hf(directory):
     reader = _as_transformers(data.open_tokenizer(tokenizer or directory))
     if on_cpu and _is_compact(directory):
       config, params, mask = interop.load_listed(directory, dtype=dtype)
@@ -287,7 +287,7 @@ def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:
     ValueError: there is no model, or the checkpoint does not record its sizes.
   """
   directory = pathlib.Path(source)
-  if _is_hf(directory):
+  if is_hf(directory):
     found = interop.load_hf(directory)
     return models.model_of(found.config), found.params
   return workdir.read_source(source, model_at)
@@ -379,7 +379,7 @@ def tokenizer_of(
   return tokenizer
 
 
-def _is_hf(directory: pathlib.Path) -> bool:
+def is_hf(directory: pathlib.Path) -> bool:
   """Returns whether a directory holds a Hugging Face model, and no run."""
   is_run = (directory / 'checkpoints').exists()
   return (directory / tensors.CONFIG).is_file() and not is_run

@@ -280,7 +280,7 @@ def _texts(
     label = name if part is None else f'{name} ({part})'
     for protocol in TEXT_PROTOCOLS[name]:
       chosen = (
-          data.merge_equal_contexts(held) if protocol.startswith('lora_')
+          data.tasks.merge_equal_contexts(held) if protocol.startswith('lora_')
           else held
       )
       found = protocols.score_texts(

@@ -2,35 +2,26 @@
 """Data: tokens and batches, as pure functions of (seed, step)."""
 
 from spdf_jax.data.batches import Allotment
-from spdf_jax.data.batches import BatchAt
 from spdf_jax.data.batches import evaluation_batches
 from spdf_jax.data.batches import schedule_batches
 from spdf_jax.data.corpora import Corpus
 from spdf_jax.data.corpora import open_corpus
 from spdf_jax.data.corpora import prepare_corpus
 from spdf_jax.data.corpora import read_tokenizer
-from spdf_jax.data.corpora import verify_corpus
 from spdf_jax.data.corpora import write_corpus
 from spdf_jax.data.examples import encode_pairs
-from spdf_jax.data.mixtures import Mixture
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import PlannedCorpus
 from spdf_jax.data.sources import PlannedExamples
 from spdf_jax.data.sources import PlannedTokenizer
 from spdf_jax.data.sources import Source
 from spdf_jax.data.sources import Windows
-from spdf_jax.data.tasks import format_sizes
 from spdf_jax.data.tasks import Input
 from spdf_jax.data.tasks import load_task
-from spdf_jax.data.tasks import merge_equal_contexts
 from spdf_jax.data.tasks import Pair
 from spdf_jax.data.tasks import Task
-from spdf_jax.data.token_files import open_token_file
-from spdf_jax.data.token_files import write_token_file
 from spdf_jax.data.tokenizer_files import export_tokenizer
-from spdf_jax.data.tokenizer_files import load_tokenizer
 from spdf_jax.data.tokenizer_files import open_tokenizer
-from spdf_jax.data.tokenizer_files import save_tokenizer
 from spdf_jax.data.tokenizer_files import tokenizer_paths
 from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import LibraryTokenizer
@@ -41,12 +32,10 @@ from spdf_jax.data.tokenizers import with_special_tokens
 __all__ = [
     'Allotment',
     'Batch',
-    'BatchAt',
     'ByteTokenizer',
     'Corpus',
     'Input',
     'LibraryTokenizer',
-    'Mixture',
     'Pair',
     'PlannedCorpus',
     'PlannedExamples',
@@ -58,21 +47,14 @@ __all__ = [
     'encode_pairs',
     'evaluation_batches',
     'export_tokenizer',
-    'format_sizes',
     'load_task',
-    'load_tokenizer',
-    'merge_equal_contexts',
     'open_corpus',
-    'open_token_file',
     'open_tokenizer',
     'prepare_corpus',
     'read_tokenizer',
-    'save_tokenizer',
     'schedule_batches',
     'tokenizer_paths',
     'train_bpe',
-    'verify_corpus',
     'with_special_tokens',
     'write_corpus',
-    'write_token_file',
 ]

@@ -12,6 +12,7 @@ import optax
 
 from spdf_jax import data
 from spdf_jax import sparsity
+from spdf_jax.data import batches
 from spdf_jax.sparsity import tracking
 from spdf_jax.training import plan as plans
 from spdf_jax.training.configs.config import RunConfig
@@ -63,7 +64,7 @@ class Programs:
   plan: Plan
 
   @functools.cached_property
-  def batch_at(self) -> data.BatchAt:
+  def batch_at(self) -> batches.BatchAt:
     """Pure function from a step to its batch."""
     return data.schedule_batches(
         self.sources,

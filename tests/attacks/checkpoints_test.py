@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from experiments import convert
-from experiments.convert import verify
 from experiments.scores import ancestry
 from experiments.scores import language_models
+from experiments.verify import verify
 from spdf_jax import training
 from spdf_jax.files import seal
 from spdf_jax.training.checkpoints import files as checkpoint_files
@@ -236,8 +236,7 @@ def export(source, folder):
 
 # Functions of a workdir and another folder, by the module that reads it.
 READERS = {
-    'experiments/convert.py': [
-        export, lambda source, folder: list(convert.verify(source))],
+    'experiments/convert.py': [export],
     'experiments/scores/language_models.py': [
         lambda source, folder: language_models.open_run(source),
         lambda source, folder: language_models.open_listed(source),
@@ -248,7 +247,8 @@ READERS = {
         lambda source, folder: checkpoint_files.verify_checkpoint(
             training.find_checkpoint(source)),
         lambda source, folder: checkpoint_files.read_masks(
-            training.find_checkpoint(source))],
+            training.find_checkpoint(source)),
+        lambda source, folder: list(verify(source))],
     'spdf_jax/training/checkpoints/manager.py': [
         lambda source, folder: tiny_run.make_run().open(source)],
     'spdf_jax/training/checkpoints/densified.py': [training.densify_checkpoint],

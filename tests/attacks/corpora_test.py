@@ -11,9 +11,9 @@ from experiments.preparation import inputs
 from experiments.preparation import prepare_files
 from spdf_jax.data import corpora
 from spdf_jax.data import open_corpus
-from spdf_jax.data import open_token_file
 from spdf_jax.data import token_files
-from spdf_jax.data import verify_corpus
+from spdf_jax.data.corpora import verify_corpus
+from spdf_jax.data.token_files import open_token_file
 
 SHARES = dict(validation=0.2, test=0.2)
 

@@ -5,6 +5,7 @@ import pytest
 
 from experiments import preparation
 from spdf_jax import data
+from spdf_jax.data import tokenizer_files
 
 DEEP = '[' * 200_000
 
@@ -29,7 +30,9 @@ def test_vocabularies_out_of_range_are_refused_at_once(tmp_path, size):
     '{"kind": "tokenizers", "model": {"model": ' + '[' * 500 + ']' * 500 + '}}',
     '{"kind": "sentencepiece", "model": 3}',
 ])
-@pytest.mark.parametrize('read', [data.load_tokenizer, data.open_tokenizer])
+@pytest.mark.parametrize('read', [
+    tokenizer_files.load_tokenizer, data.open_tokenizer
+])
 def test_broken_tokenizers_are_refused_with_their_name(tmp_path, text, read):
   path = tmp_path / 'tokenizer.json'
   path.write_text(text)

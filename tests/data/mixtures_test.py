@@ -11,6 +11,8 @@ import pytest
 
 from experiments import preparation
 from spdf_jax import data
+from spdf_jax.data import mixtures
+from spdf_jax.data import token_files
 
 LENGTH = 8
 
@@ -52,7 +54,7 @@ def mixture_of(counts, weights, repeats=1):
   sources = {
       str(i): Numbers(1000 * i, count) for i, count in enumerate(counts)
   }
-  return data.Mixture(sources, dict(zip(sources, weights)), repeats)
+  return mixtures.Mixture(sources, dict(zip(sources, weights)), repeats)
 
 
 @settings(deadline=None)
@@ -105,13 +107,13 @@ def test_fingerprints_differ_between_weights_and_sources():
 @pytest.mark.parametrize('weight', [0, -1, float('nan')])
 def test_a_weight_that_is_not_positive_is_refused(weight):
   with pytest.raises(ValueError, match=f'weight {weight} of'):
-    data.Mixture({'a': Numbers(0, 3)}, {'a': weight})
+    mixtures.Mixture({'a': Numbers(0, 3)}, {'a': weight})
 
 
 def windows(folder, name, first, count):
   """A source whose tokens are all different."""
   ids = np.arange(first, first + count * LENGTH + 1)
-  return data.Windows(data.write_token_file(
+  return data.Windows(token_files.write_token_file(
       folder / name, [(ids, 1)], vocab_size=70_000, source={}
   ))
 
@@ -123,7 +125,7 @@ def test_no_window_of_a_mixture_is_lost_or_seen_twice_over_stages(tmp_path):
       'a': windows(tmp_path, 'a', 0, 45), 'b': windows(tmp_path, 'b', 1000, 15)
   }
   batch_at = data.schedule_batches(
-      {'text': data.Mixture(parts, {'a': 3, 'b': 1})},
+      {'text': mixtures.Mixture(parts, {'a': 3, 'b': 1})},
       [data.Allotment('text', batch_size=4, length=LENGTH, steps=7),
        data.Allotment('text', batch_size=6, length=LENGTH // 2, steps=15)],
       seed=3, max_epochs={'text': 2},

@@ -15,9 +15,9 @@ import spdf_jax as spdf
 from spdf_jax import interop
 from spdf_jax.data import ByteTokenizer
 from spdf_jax.data import open_tokenizer
-from spdf_jax.data import save_tokenizer
 from spdf_jax.data import tokenizer_paths
 from spdf_jax.data import train_bpe
+from spdf_jax.data.tokenizer_files import save_tokenizer
 from spdf_jax.interop import tensors
 from spdf_jax.models import create_model
 from spdf_jax.models import GPTConfig
@@ -72,7 +72,7 @@ def test_a_converted_model_is_read_by_the_config_that_is_printed(
   params = make_params(config)
   interop.save_hf(tmp_path / 'hf', config, params)
   done = command.run(
-      'convert', f'--from_hf={tmp_path / "hf"}', f'--to={tmp_path / "run"}',
+      'convert', f'--model={tmp_path / "hf"}', f'--to={tmp_path / "run"}',
       f'--scan_layers={scan_layers}',
   )
   assert done.status == 0, done.log
@@ -88,7 +88,7 @@ def test_a_converted_model_is_read_by_the_config_that_is_printed(
   found = read_params(find_checkpoint(str(tmp_path / 'run')), want)
   assert_same_bits(found, want)
   done = command.run(
-      'convert', f'--checkpoint={tmp_path / "run"}',
+      'convert', f'--model={tmp_path / "run"}',
       f'--to_hf={tmp_path / "back"}',
   )
   assert f'{tmp_path / "back"} is written; no sparse matrices' in done.output
@@ -96,12 +96,12 @@ def test_a_converted_model_is_read_by_the_config_that_is_printed(
 
 
 @pytest.mark.parametrize('given, message', [
-    (['--densify=a', '--to=b', '--check'],
-     'check is given, which needs --from_hf or --to_hf'),
-    (['--from_hf=a', '--to=b', '--vocab_size=9'],
+    (['--model=a', '--to=b', '--vocab_size=9'],
      'vocab_size is given, which needs --to_hf; add it, or leave'),
-    (['--from_hf=a', '--to_hf=b', '--calibration=c'],
-     'calibration is given, which needs --prune'),
+    (['--model=a', '--to_hf=b', '--scan_layers'],
+     'scan_layers is given, which needs --to; add it, or leave'),
+    (['--model=a', '--to_hf=b', '--allow_non_finite'],
+     "allow_non_finite is given, and model is 'a', a run; leave"),
 ])
 def test_flags_without_effect_are_refused(given, message):
   done = command.run('convert', *given)
@@ -287,11 +287,13 @@ def test_zeros_are_the_mask_of_parameters_alone(tmp_path, caplog):
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (('--from_hf=none', '--to=a'), 'none has no config.json; give the direc'),
-    (('--checkpoint=none', '--to_hf=a'), "'none' names no checkpoint: "),
-    (('--checkpoint=none', '--to_hf=a', '--format=compact', '--check'),
+    (('--model=none', '--to=a'),
+     "model is 'none', which is no Hugging Face directory, as --to needs"),
+    (('--model=none', '--to_hf=a'), "'none' names no checkpoint: "),
+    (('--model=none', '--to_hf=a', '--format=compact', '--check'),
      "format is 'compact', which transformers cannot read; leave --check"),
-    (('--from_hf=none',), 'give --from_hf and --to, or --checkpoint and'),
+    (('--model=none',), 'give --to or --to_hf.'),
+    (('--model=none', '--to=a', '--to_hf=b'), 'give --to or --to_hf.'),
 ])
 def test_bad_input_is_one_sentence_and_writes_nothing(
     arguments, message, tmp_path, monkeypatch

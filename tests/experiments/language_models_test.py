@@ -23,6 +23,7 @@ from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import runs
 from spdf_jax.accelerator import ListedMatrix
+from spdf_jax.data import tokenizer_files
 from spdf_jax.interop.tensors import COMPACT
 from spdf_jax.interop.tensors import MASKS
 from spdf_jax.interop.tensors import names_of
@@ -42,7 +43,9 @@ def save(folder, config=CONFIG, sparsity=0.84):
   """Writes a GPT-2 directory with zeros in its hidden weights."""
   params, mask = make_sparse_params(config, sparsity)
   interop.save_hf(folder, config, params, mask, end_of_text=256)
-  data.save_tokenizer(folder / 'tokenizer.json', data.ByteTokenizer())
+  tokenizer_files.save_tokenizer(
+      folder / 'tokenizer.json', data.ByteTokenizer()
+  )
   return params
 
 
@@ -93,7 +96,7 @@ def test_a_run_is_read_with_the_tokenizer_it_was_trained_with(tmp_path, caplog):
   wanted = data.open_tokenizer(folder).fingerprint
   assert language_models.open_run(source).tokenizer.fingerprint == wanted
   other = data.train_bpe(['other words of others'] * 9, vocab_size=262)
-  data.save_tokenizer(folder / 'tokenizer.json', other)
+  tokenizer_files.save_tokenizer(folder / 'tokenizer.json', other)
   with pytest.raises(ValueError, match='was trained with another tokenizer'):
     language_models.open_run(source)
   convert.export_model(
@@ -105,7 +108,7 @@ def test_a_run_is_read_with_the_tokenizer_it_was_trained_with(tmp_path, caplog):
 
 def test_a_directory_is_not_converted_into_itself(tmp_path):
   save(tmp_path)
-  with pytest.raises(ValueError, match='from_hf and to_hf are both'):
+  with pytest.raises(ValueError, match='model and to_hf are both'):
     rewrite(tmp_path, tmp_path)
 
 
@@ -214,7 +217,7 @@ def test_the_commands_convert_generate_and_evaluate(tmp_path):
   (tmp_path / 'text.tokens').write_text(TEXT)
   compact = tmp_path / 'compact'
   run_command(
-      'convert', f'--from_hf={tmp_path / "hf"}', f'--to_hf={compact}',
+      'convert', f'--model={tmp_path / "hf"}', f'--to_hf={compact}',
       '--format=compact',
   )
   assert names_of(open_tensors(compact / COMPACT)) == set(

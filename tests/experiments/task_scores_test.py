@@ -20,6 +20,7 @@ from spdf_jax import evaluation
 from spdf_jax import extras
 from spdf_jax import interop
 from spdf_jax import models
+from spdf_jax.data import tokenizer_files
 from spdf_jax.data.tasks import Input
 from spdf_jax.data.tasks import task_of_inputs
 from tests import command
@@ -264,7 +265,7 @@ def run_command(folder, tasks, output):
 def test_the_command_keeps_its_scores_if_a_later_task_fails(model, tmp_path):
   pytest.importorskip('safetensors')
   interop.save_hf(tmp_path, model.module.config, model.params)
-  data.save_tokenizer(tmp_path / 'tokenizer.json', model.tokenizer)
+  tokenizer_files.save_tokenizer(tmp_path / 'tokenizer.json', model.tokenizer)
   (tmp_path / 'lambada.jsonl').write_text('{"text": "say hello"}\n')
   text = tmp_path / 'wiki.tokens'
   text.write_text('Once upon a time .\n')

@@ -242,7 +242,7 @@ def test_a_torch_file_that_expands_is_refused_before_it_does(tmp_path):
 def test_the_command_compares_logits(tmp_path):
   make_theirs('llama 3').save_pretrained(tmp_path / 'hf')
   done = command.run(
-      'convert', '--check', f'--from_hf={tmp_path / "hf"}',
+      'convert', '--check', f'--model={tmp_path / "hf"}',
       f'--to={tmp_path / "run"}',
   )
   assert done.status == 0, done.log

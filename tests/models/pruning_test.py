@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import pruning
 from experiments.papers import json_files
+from experiments.prune import read_sequences
 from experiments.scores import language_models
 import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import training
+from spdf_jax.data import tokenizer_files
 from spdf_jax.sparsity import one_shot
 from spdf_jax.sparsity import trees
 from tests import command
@@ -135,7 +136,9 @@ def test_weights_that_are_not_finite_are_named_by_their_layer():
 def directory(tmp_path):
   """A Hugging Face directory with a tokenizer of bytes, and a text."""
   config = dataclasses.replace(CONFIGS['llama'], vocab_size=257)
-  data.save_tokenizer(tmp_path / 'tokenizer.json', data.ByteTokenizer())
+  tokenizer_files.save_tokenizer(
+      tmp_path / 'tokenizer.json', data.ByteTokenizer()
+  )
   interop.save_hf(
       tmp_path / 'hf', config, make_params(config),
       tokenizer=[tmp_path / 'tokenizer.json'],
@@ -144,28 +147,32 @@ def directory(tmp_path):
   return tmp_path
 
 
-def convert(directory, *arguments):
+def run_prune(directory, *arguments):
   return command.run(
-      'convert', f'--from_hf={directory / "hf"}',
+      'prune', f'--model={directory / "hf"}', f'--to={directory / "pruned"}',
       f'--calibration={directory / "text"}', '--sequences=3', *arguments
   )
 
 
 def test_masks_of_pruned_imports_travel_with_the_weights(directory):
-  done = convert(
-      directory, '--prune=sparsegpt:0.6', f'--to={directory / "run"}'
-  )
+  done = run_prune(directory, '--method=sparsegpt:0.6')
   assert done.status == 0, done.log
   assert re.match(
       r'the perplexity of 2 sequences of 8 tokens after the calibration text '
       r'is [\d.]+ before and [\d.]+ after sparsegpt:0.6. ', done.output
   )
+  assert 'is written; sparsity 60.' in done.output
+  done = command.run(
+      'convert', f'--model={directory / "pruned"}',
+      f'--to={directory / "run"}',
+  )
+  assert done.status == 0, done.log
   config = dataclasses.replace(CONFIGS['llama'], vocab_size=257)
   zeros = lambda path: trees.by_name(jax.tree.map(
       lambda m: np.asarray(m), interop.mask_of_zeros(path)
   ))
   exported = command.run(
-      'convert', f'--checkpoint={directory / "run"}',
+      'convert', f'--model={directory / "run"}',
       f'--to_hf={directory / "back"}',
   )
   assert 'sparsity 60.' in exported.output, exported.log
@@ -193,28 +200,40 @@ def test_a_byte_order_mark_is_no_part_of_a_calibration_text(tmp_path):
   (tmp_path / 'a').write_bytes(text.encode('utf-8'))
   (tmp_path / 'b').write_bytes(text.replace('\n', '\r\n').encode('utf-8-sig'))
   first, second = (
-      pruning.read_sequences(tmp_path / name, data.ByteTokenizer(), 8, 3)
+      read_sequences(tmp_path / name, data.ByteTokenizer(), 8, 3)
       for name in 'ab'
   )
   jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (('--prune=wanda:0.5', '--sequences=5'),
+    (('--method=wanda:0.5', '--sequences=5'),
      r"text' has 43 tokens, and --sequences=5 of 8 and one to evaluate with "
      'take 49; give more text'),
-    (('--prune=wanda:half',), "prune is 'wanda:half'; write METHOD:0.5, METHO"),
-    (('--prune=wanda:wte/*=0.5',), "the pattern 'wte/.', which matches none"),
-    (('--prune=wanda:0.5', '--calibration=none'), "calibration is 'none', wh"),
+    (('--method=wanda:half',), "method is 'wanda:half'; write METHOD:0.5, MET"),
+    (('--method=wonda:0.5',), "method 'wonda' is unknown; did you mean 'wa"),
+    (('--method=wanda:wte/*=0.5',), "the pattern 'wte/.', which matches none"),
+    (('--method=wanda:0.5', '--calibration=none'), "calibration is 'none', wh"),
 ])
 def test_bad_input_is_one_sentence_and_writes_nothing(
     arguments, message, directory
 ):
-  done = convert(directory, f'--to={directory / "run"}', *arguments)
+  done = run_prune(directory, *arguments)
   assert done.status == 1
   assert len(done.log.splitlines()) == 1
   assert re.search(message, done.log), done.log
-  assert not (directory / 'run').exists()
+  assert not (directory / 'pruned').exists()
+
+
+def test_a_model_is_not_pruned_in_its_own_directory(directory):
+  before = {p.name: p.read_bytes() for p in (directory / 'hf').iterdir()}
+  done = run_prune(
+      directory, '--method=wanda:0.5', f'--to={directory / "hf"}'
+  )
+  assert done.status == 1 and 'model and to are both ' in done.log
+  assert before == {
+      p.name: p.read_bytes() for p in (directory / 'hf').iterdir()
+  }
 
 
 @pytest.mark.slow

@@ -182,9 +182,9 @@ def test_a_workdir_with_checkpoints_and_unknown_moments_are_refused(sparse):
     training.densify_checkpoint(str(sparse), sparse, moments='kept')
 
 
-def run_convert(*arguments):
+def run_densify(*arguments):
   return subprocess.run(
-      [sys.executable, '-m', 'experiments.convert', *map(str, arguments)],
+      [sys.executable, '-m', 'experiments.densify', *map(str, arguments)],
       cwd=ROOT, env=os.environ | {'PYTHONPATH': str(ROOT)},
       capture_output=True, text=True, timeout=300, check=False,
   )
@@ -192,8 +192,8 @@ def run_convert(*arguments):
 
 @pytest.mark.process
 def test_the_command_writes_what_the_function_does(sparse, tmp_path):
-  done = run_convert(
-      f'--densify={sparse}@pretrain', f'--to={tmp_path / "b"}',
+  done = run_densify(
+      f'--checkpoint={sparse}@pretrain', f'--to={tmp_path / "b"}',
       '--moments=reset',
   )
   assert done.returncode == 0, done.stderr
