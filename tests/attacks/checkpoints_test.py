@@ -74,7 +74,7 @@ def test_an_array_that_is_not_what_was_saved_is_found(
   checkpoint = save_with_another_array(workdir, trained[1])
   name = 'params/h_0/mlp/wi/kernel'
   message = f'checkpoint {checkpoint} is damaged: array {name}'
-  abstract = tiny_run.make_run().abstract_state
+  abstract = tiny_run.make_run().programs.abstract_state
   with pytest.raises(ValueError, match=message):
     training.read_params(checkpoint, abstract.params)
   with pytest.raises(ValueError, match=message):
