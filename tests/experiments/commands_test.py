@@ -262,10 +262,10 @@ def test_the_dense_baseline_shares_weights_and_data_with_the_sparse_run():
   dense = make_run(phases__pretrain__algorithm=DENSE)
   weights = [run.programs.init_params() for run in (sparse, dense)]
   assert_same_arrays(*weights)
-  state = sparse.create_state()
+  state = initial_state.create(sparse.programs)
   mask = spdf.get_mask(state.opt_state)
   assert_same_arrays(state.params, spdf.apply_mask(weights[0], mask))
-  assert_same_arrays(dense.create_state().params, weights[0])
+  assert_same_arrays(initial_state.create(dense.programs).params, weights[0])
   for step in range(sparse.plan.total_steps):
     batches = (run.programs.batch_at(step) for run in (sparse, dense))
     for one, other in zip(*batches):
@@ -274,11 +274,14 @@ def test_the_dense_baseline_shares_weights_and_data_with_the_sparse_run():
 
 def test_another_seed_has_other_weights_masks_and_data():
   one, other = make_run(), make_run(seed=1)
-  embeddings = [r.init_params()['wte']['embedding'] for r in (one, other)]
+  embeddings = [
+      r.programs.init_params()['wte']['embedding'] for r in (one, other)
+  ]
   assert (embeddings[0] != embeddings[1]).any()
+  states = [initial_state.create(r.programs) for r in (one, other)]
   masks = [
-      spdf.get_mask(r.create_state().opt_state)['h_0']['mlp']['wi']['kernel']
-      for r in (one, other)
+      spdf.get_mask(state.opt_state)['h_0']['mlp']['wi']['kernel']
+      for state in states
   ]
   assert (masks[0] != masks[1]).any()
   first, second = (run.programs.batch_at(0).inputs for run in (one, other))
