@@ -102,8 +102,9 @@ BEFORE_DATA = (
 """Functions of a `Draft` that raise ValueError."""
 
 
-def _check_planned_storage(programs: Programs) -> None:
-  storage.check_storage(programs.config, programs.plan, programs.mesh)
+def _check_storage_of_epochs(programs: Programs) -> None:
+  if any(phase.counts_epochs for phase in programs.config.phases):
+    storage.check_storage(programs.config, programs.plan, programs.mesh)
 
 
 def _check_base_width(programs: Programs) -> None:
@@ -121,7 +122,7 @@ def _check_kernels(programs: Programs) -> None:
 
 
 WITH_DATA = (
-    _check_planned_storage, _check_base_width, _check_amount_of_data,
+    _check_storage_of_epochs, _check_base_width, _check_amount_of_data,
     _check_kernels,
 )
 """Functions of the `Programs` of a run that raise ValueError."""

@@ -36,12 +36,12 @@ def test_workers_of_a_script_without_a_guard_end_in_one_sentence(
 ):
   script = tmp_path / 'script.py'
   call = (
-      f'data.prepare_files({str(books)!r}, tokenizer="bytes", '
+      f'preparation.prepare_files({str(books)!r}, tokenizer="bytes", '
       f'output={str(tmp_path / "out")!r}, validation=0.1, workers=2)\n'
   )
   guard = "if __name__ == '__main__':\n  "
   for text, status in ((call, 1), (guard + call, 0)):
-    script.write_text(f'from spdf_jax import data\n{text}')
+    script.write_text(f'from experiments import preparation\n{text}')
     done = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True,
         env=os.environ | {'PYTHONPATH': str(ROOT)}, check=False, text=True,
