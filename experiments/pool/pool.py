@@ -289,17 +289,18 @@ def next_jobs(
       repeated before the first run that starts from it.
 
   Returns:
-    Jobs in the order of `all_jobs`, but those with the most runs behind them
-    first, so that few runs must be repeated if their weights are lost with a
-    machine.
+    Jobs in the order of `all_jobs`, but runs without a parent first, so that
+    the grids of early blocks are complete on all seeds, and then those with the
+    most runs behind them, so that few runs must be repeated if their weights
+    are lost with a machine.
 
   Example:
     >>> entry = Entry(Arm('dense'), {'rate': (1, 2)}, seeds=2)
     >>> init = Entry(Arm('init'), {}, seeds=2)
     >>> [job.name for job in next_jobs([init, entry], {'init/seed=0': {}})]
     ... # doctest: +NORMALIZE_WHITESPACE
-    ['dense/rate=1,seed=0', 'dense/rate=2,seed=0', 'init/seed=1',
-     'init/seed=2']
+    ['init/seed=1', 'init/seed=2', 'dense/rate=1,seed=0',
+     'dense/rate=2,seed=0']
   """
   ready: dict[str, Job] = {}
 
@@ -313,7 +314,9 @@ def next_jobs(
   for job in all_jobs(entries, done):
     if job.name not in done:
       add(job)
-  return sorted(ready.values(), key=lambda job: job.depth, reverse=True)
+  return sorted(
+      ready.values(), key=lambda job: (job.parent is not None, -job.depth)
+  )
 
 
 def run_all(
