@@ -23,7 +23,7 @@ MEASURED = 'experiments/guides/measured.md'
 PROFILES = 'experiments/guides/profiles.md'
 DECODE = 'experiments/results/decode/README.md'
 
-ZEN4, ZEN3 = 'matmul/zen4.json', 'matmul/zen3.json'
+ZEN5, ZEN4, ZEN3 = (f'matmul/zen{generation}.json' for generation in '543')
 INTEL = 'matmul/emerald-rapids.json'
 DECODE_INTEL = 'decode/emerald-rapids.json'
 PROFILES_INTEL = 'peers/profiles-emerald-rapids.json'
@@ -83,6 +83,8 @@ def layer_in_blocks(record, zeros):
 
 
 LAYERS = {
+    ('Zen 5', 'float32'): functools.partial(layer, ZEN5),
+    ('Zen 5', 'bfloat16'): functools.partial(layer, ZEN5, dtype='bfloat16'),
     ('Zen 4', 'float32'): functools.partial(layer, ZEN4),
     ('Zen 4', 'bfloat16'): functools.partial(layer, ZEN4, dtype='bfloat16'),
     ('Zen 3', 'float32'): functools.partial(layer, ZEN3),
