@@ -136,7 +136,7 @@ def write_results(
   with contextlib.suppress(ImportError):  # matplotlib is optional.
     figure = claim_plots.plot_claims(entries, found, findings)
     style.save(figure, output / 'claims.png')
-    if any(entry.arm.flops_of for entry in entries):
+    if any(arm.flops_of for arm in found):
       figure = flops_scatter.plot_flops(scale, found)
       style.save(figure, output / 'flops.png')
   return report

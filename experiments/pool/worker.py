@@ -75,9 +75,13 @@ class Runner(NamedTuple):
     if job.arm.method == 'init':
       return write_initial(run, workdir)
     outcome = train(run, workdir)
-    if not job.arm.task:
-      outcome |= domain_losses(run, workdir, self.domains, self.scale.batches)
-    return outcome
+    if job.arm.task:
+      return outcome
+    if math.isnan(outcome[arms.PRETRAINED]):  # There may be no checkpoint.
+      return outcome | {f'{name}/loss': math.nan for name in self.domains}
+    return outcome | domain_losses(
+        run, workdir, self.domains, self.scale.batches
+    )
 
   def create_run(self, job: Job) -> training.Run:
     """Creates the run of a job."""

@@ -325,6 +325,9 @@ def test_a_run_measures_its_losses_on_its_own_text_and_on_others(
   config = run.create_run(job).config
   assert config.model.sizes.max_length == config.phases[0].length == 64
   # A run that diverges at its first step has no checkpoint to be measured.
+  diverged = run(job.parent._replace(point={'rate': 1e30}))
+  for metric in ('validation/loss', 'letters/loss', 'zeros/loss'):
+    assert math.isnan(diverged[metric])
   diverged = run(job._replace(point={'rate': 1e30}))
   for metric in ('target/loss', 'distance/wd'):
     assert math.isnan(diverged[metric])
