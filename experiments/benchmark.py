@@ -30,15 +30,18 @@ from spdf_jax import names
 from spdf_jax.accelerator import native
 from spdf_jax.runs import style
 
+FLAGS = flags.FlagValues()
 _SUITE = flags.DEFINE_string(
-    'suite', None, f'Suite to run: {", ".join(SUITES)}.'
+    'suite', None, f'Suite to run: {", ".join(SUITES)}.',
+    required=True, flag_values=FLAGS,
 )
 _OUTPUT = flags.DEFINE_string(
-    'output', None, 'JSON file for the rows; a figure, if any, lies beside it.'
+    'output', None, 'JSON file for the rows; a figure, if any, lies beside it.',
+    flag_values=FLAGS,
 )
 _REPEATS = flags.DEFINE_integer(
     'repeats', None, "Rounds of timing; by default the suite's own number.",
-    lower_bound=1,
+    lower_bound=1, flag_values=FLAGS,
 )
 
 
@@ -110,5 +113,4 @@ def _as_json(row: measuring.Row) -> dict[str, str | float | bool | None]:
 
 
 if __name__ == '__main__':
-  flags.mark_flag_as_required('suite')
-  console.start(main)
+  console.start(main, FLAGS)

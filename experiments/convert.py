@@ -34,34 +34,46 @@ from spdf_jax.training.checkpoints import files as checkpoint_files
 from spdf_jax.training.checkpoints import workdir as workdirs
 from spdf_jax.training.configs import early_stop
 
+FLAGS = flags.FlagValues()
 _MODEL = flags.DEFINE_string(
     'model', None,
     'WORKDIR, WORKDIR@PHASE or WORKDIR@PHASE:best, or a Hugging Face directory '
     'of a GPT-2, Llama, Mistral or Qwen.',
+    required=True, flag_values=FLAGS,
 )
-_TO = flags.DEFINE_string('to', None, 'Workdir to write the checkpoint to.')
-_TO_HF = flags.DEFINE_string('to_hf', None, 'Directory of the export.')
+_TO = flags.DEFINE_string(
+    'to', None, 'Workdir to write the checkpoint to.', flag_values=FLAGS
+)
+_TO_HF = flags.DEFINE_string(
+    'to_hf', None, 'Directory of the export.', flag_values=FLAGS
+)
 _SCAN_LAYERS = flags.DEFINE_bool(
-    'scan_layers', False, 'With --to: write scanned (stacked) layers.'
+    'scan_layers', False, 'With --to: write scanned (stacked) layers.',
+    flag_values=FLAGS,
 )
 _FORMAT = flags.DEFINE_enum(
     'format', 'dense', list(tensors.FORMATS),
     'With --to_hf: compact omits the zeros; only spdf_jax reads it.',
+    flag_values=FLAGS,
 )
 _DTYPE = flags.DEFINE_enum(
     'dtype', 'float32', tensors.DTYPES,
     'With --to_hf: dtype of the exported weights.',
+    flag_values=FLAGS,
 )
 _VOCAB_SIZE = flags.DEFINE_integer(
     'vocab_size', None,
     'With --to_hf: tokens to keep, which removes rows of padding.',
+    flag_values=FLAGS,
 )
 _ALLOW_NON_FINITE = flags.DEFINE_bool(
     'allow_non_finite', False,
     'Read infinite and NaN weights of a Hugging Face directory.',
+    flag_values=FLAGS,
 )
 _CHECK = flags.DEFINE_bool(
-    'check', False, 'Compare logits with transformers (must be installed).'
+    'check', False, 'Compare logits with transformers (must be installed).',
+    flag_values=FLAGS,
 )
 
 _NEEDED = {
@@ -90,7 +102,7 @@ def convert() -> Iterator[str]:
         "out or use 'dense'."
     )
   for name, needed in _NEEDED.items():
-    if flags.FLAGS[name].present and not flags.FLAGS[needed].value:
+    if FLAGS[name].present and not FLAGS[needed].value:
       raise ValueError(
           f'{name} is given, which needs --{needed}; add it, or leave '
           f'--{name} out.'
@@ -249,5 +261,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-  flags.mark_flag_as_required('model')
-  console.start(main)
+  console.start(main, FLAGS)

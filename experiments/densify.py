@@ -23,16 +23,22 @@ from absl import flags
 from experiments.launch import console
 from spdf_jax.training.checkpoints import densified
 
+FLAGS = flags.FlagValues()
 _CHECKPOINT = flags.DEFINE_string(
-    'checkpoint', None, 'WORKDIR or WORKDIR@PHASE of a sparse run.'
+    'checkpoint', None, 'WORKDIR or WORKDIR@PHASE of a sparse run.',
+    required=True, flag_values=FLAGS,
 )
-_TO = flags.DEFINE_string('to', None, 'Workdir to write.')
+_TO = flags.DEFINE_string(
+    'to', None, 'Workdir to write.', required=True, flag_values=FLAGS
+)
 _MOMENTS = flags.DEFINE_enum(
-    'moments', 'keep', densified.MOMENTS, "The optimizer's moments."
+    'moments', 'keep', densified.MOMENTS, "The optimizer's moments.",
+    flag_values=FLAGS,
 )
 _TRUST_CODE = flags.DEFINE_bool(
     'trust_code', False,
     'Run a user-defined algorithm that the checkpoint names.',
+    flag_values=FLAGS,
 )
 
 
@@ -50,5 +56,4 @@ def _densify() -> str:
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['checkpoint', 'to'])
-  console.start(main)
+  console.start(main, FLAGS)

@@ -19,8 +19,10 @@ from experiments.launch import console
 from experiments.site.links import check
 from spdf_jax.extras import require
 
+FLAGS = flags.FlagValues()
 _OUTPUT = flags.DEFINE_string(
-    'output', 'site', 'Folder for the pages; an earlier site is replaced.'
+    'output', 'site', 'Folder for the pages; an earlier site is replaced.',
+    flag_values=FLAGS,
 )
 _FOLDER = pathlib.Path(__file__).parent
 _CACHE = _FOLDER.parent / 'build' / 'docs'
@@ -116,4 +118,4 @@ def _refuse_other_files(output: pathlib.Path) -> None:
 
 
 if __name__ == '__main__':
-  console.start(main)
+  console.start(main, FLAGS)

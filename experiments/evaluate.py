@@ -34,25 +34,32 @@ from experiments.scores import sheets
 from experiments.scores import task_scores
 from spdf_jax import files
 
+FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string(
     'workdir', None,
     'Run to evaluate: WORKDIR, WORKDIR@PHASE or WORKDIR@PHASE:best.',
+    flag_values=FLAGS,
 )
 _HF = flags.DEFINE_string(
     'hf', None,
     'Hugging Face directory to evaluate instead, with its tokenizer.',
+    flag_values=FLAGS,
 )
 _LISTED = flags.DEFINE_bool(
     'listed', False,
     'Multiply by lists of the kept weights, where at least 70 % are pruned.',
+    flag_values=FLAGS,
 )
 _TASKS = flags.DEFINE_list(
-    'tasks', None, 'Tasks, NAME or NAME=PATH, separated by commas.'
+    'tasks', None, 'Tasks, NAME or NAME=PATH, separated by commas.',
+    required=True, flag_values=FLAGS,
 )
 _OUTPUT = flags.DEFINE_string(
     'output', None,
     'JSON file for the scores; table and answers are written beside it.',
+    flag_values=FLAGS,
 )
+_SETTINGS = scoring_flags.define(FLAGS)
 
 
 def main(argv: list[str]) -> int:
@@ -84,7 +91,9 @@ def _evaluate() -> str:
   else:
     open_model = language_models.open_hf
   model = open_model(_WORKDIR.value or _HF.value)
-  settings = scoring_flags.settings(output and output.with_suffix(''))
+  settings = _SETTINGS(
+      output and output.with_suffix(''), model.module.config.max_length
+  )
   scores: list[sheets.Score] = []
   for score in task_scores.score_tasks(model, _TASKS.value, settings):
     scores.append(score)
@@ -98,6 +107,4 @@ def _evaluate() -> str:
 
 
 if __name__ == '__main__':
-  flags.adopt_module_key_flags(scoring_flags)
-  flags.mark_flag_as_required('tasks')
-  console.start(main)
+  console.start(main, FLAGS)

@@ -166,17 +166,22 @@ def _drawn(figure: Figure, groups: Sequence[Group]) -> Any:
   return figure.draw(groups)
 
 
+FLAGS = flags.FlagValues()
 _FIGURE = flags.DEFINE_string(
     'figure', None, f'{ALL}, or one of:\n' + '\n'.join(
         f'{name}: {figure.shows}'
         + (f' (needs {figure.needs})' if figure.needs else '')
         for name, figure in FIGURES.items()
     ),
+    required=True, flag_values=FLAGS,
 )
 _RUNS = flags.DEFINE_list(
-    'runs', [], 'Workdirs, or folders that contain some, separated by commas.'
+    'runs', [], 'Workdirs, or folders that contain some, separated by commas.',
+    flag_values=FLAGS,
 )
-_OUTPUT = flags.DEFINE_string('output', None, 'Folder for FIGURE.png.')
+_OUTPUT = flags.DEFINE_string(
+    'output', None, 'Folder for FIGURE.png.', required=True, flag_values=FLAGS
+)
 _MOST = 20
 """Number of notes that are printed at most."""
 
@@ -198,5 +203,4 @@ def _draw() -> Iterator[str]:
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['figure', 'output'])
-  console.start(main)
+  console.start(main, FLAGS)

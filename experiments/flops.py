@@ -25,18 +25,22 @@ from experiments.papers import flops_tables
 from spdf_jax import files
 from spdf_jax import training
 
+FLAGS = flags.FlagValues()
 _TABLE = flags.DEFINE_string(
-    'table', None, 'Paper: spdf, variable or iterative.'
+    'table', None, 'Paper: spdf, variable or iterative.', flag_values=FLAGS
 )
-_CONFIG = config_file.define()
+_CONFIG = config_file.define(FLAGS)
 _INFERENCE = flags.DEFINE_bool(
-    'inference', False, 'Count forward passes, sparse against dense.'
+    'inference', False, 'Count forward passes, sparse against dense.',
+    flag_values=FLAGS,
 )
 _TRACE = flags.DEFINE_bool(
-    'trace', False, 'With --config: also count the traced train step.'
+    'trace', False, 'With --config: also count the traced train step.',
+    flag_values=FLAGS,
 )
 _OUTPUT = flags.DEFINE_string(
-    'output', None, 'With --table: folder for the cells, TABLE.csv.'
+    'output', None, 'With --table: folder for the cells, TABLE.csv.',
+    flag_values=FLAGS,
 )
 
 
@@ -82,4 +86,4 @@ def _describe_config() -> Iterator[str]:
 
 
 if __name__ == '__main__':
-  console.start(main)
+  console.start(main, FLAGS)

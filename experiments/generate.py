@@ -27,34 +27,47 @@ from spdf_jax.accelerator import lists
 from spdf_jax.data import special_tokens
 from spdf_jax.evaluation.generation import Choose
 
+FLAGS = flags.FlagValues()
 _MODEL = flags.DEFINE_string(
     'model', None,
     'WORKDIR, WORKDIR@PHASE, WORKDIR@PHASE:best or a Hugging Face directory.',
+    required=True, flag_values=FLAGS,
 )
 _TOKENIZER = flags.DEFINE_string(
-    'tokenizer', None, "Path of a tokenizer; by default the model's own."
+    'tokenizer', None, "Path of a tokenizer; by default the model's own.",
+    flag_values=FLAGS,
 )
-_PROMPT = flags.DEFINE_string('prompt', '', 'Beginning of the text.')
+_PROMPT = flags.DEFINE_string(
+    'prompt', '', 'Beginning of the text.', flag_values=FLAGS
+)
 _CONTEXT = flags.DEFINE_bool(
     'context', None,
     'Whether the prompt is the context of a task, which ends with an end of '
     'text; by default if the model is a run that ends with fine-tuning.',
+    flag_values=FLAGS,
 )
 _MAX_NEW_TOKENS = flags.DEFINE_integer(
     'max_new_tokens', 64, 'Largest number of tokens to generate.',
-    lower_bound=1,
+    lower_bound=1, flag_values=FLAGS,
 )
 _DTYPE = flags.DEFINE_enum(
     'dtype', None, lists.DTYPES,
-    'Dtype of the kept weights; by default as stored.'
+    'Dtype of the kept weights; by default as stored.',
+    flag_values=FLAGS,
 )
 _TEMPERATURE = flags.DEFINE_float(
-    'temperature', 0.0, 'Temperature of sampling; 0: greedy.', lower_bound=0
+    'temperature', 0.0, 'Temperature of sampling; 0: greedy.', lower_bound=0,
+    flag_values=FLAGS,
 )
-_TOP_K = flags.DEFINE_integer('top_k', None, 'Tokens to sample from.')
-_TOP_P = flags.DEFINE_float('top_p', None, 'Probability to sample from.')
+_TOP_K = flags.DEFINE_integer(
+    'top_k', None, 'Tokens to sample from.', flag_values=FLAGS
+)
+_TOP_P = flags.DEFINE_float(
+    'top_p', None, 'Probability to sample from.', flag_values=FLAGS
+)
 _SEED = flags.DEFINE_integer(
-    'seed', 0, 'Seed of sampling.', lower_bound=0, upper_bound=2**63 - 1
+    'seed', 0, 'Seed of sampling.', lower_bound=0, upper_bound=2**63 - 1,
+    flag_values=FLAGS,
 )
 
 
@@ -128,5 +141,4 @@ def _write_continuation(
 
 
 if __name__ == '__main__':
-  flags.mark_flag_as_required('model')
-  console.start(main)
+  console.start(main, FLAGS)

@@ -8,6 +8,8 @@ Each installs the library from the repository that spdf_jax/extras.py names.
 import pathlib
 import re
 
+from absl import flags
+
 from experiments.launch import console
 from spdf_jax import extras
 
@@ -16,6 +18,7 @@ _LINE = re.compile(r"^  repository = '.*'$", re.M)
 _GITHUB = re.compile(r'https://github\.com/([^/]+/[^/]+?)(\.git)?/?')
 _LINK = re.compile(r'^# \[Open in Colab\]\(.*\)\n#\n', re.M)
 _TITLE = re.compile(r'^# # .*\n#\n', re.M)
+FLAGS = flags.FlagValues()
 
 
 def main(argv: list[str]) -> int:
@@ -74,4 +77,4 @@ def addressed(text: str, name: str, repository: str) -> str:
 
 
 if __name__ == '__main__':
-  console.start(main)
+  console.start(main, FLAGS)

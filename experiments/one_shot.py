@@ -34,16 +34,28 @@ from spdf_jax.runs import style
 from spdf_jax.sparsity import one_shot
 from spdf_jax.training.checkpoints import files as checkpoint_files
 
-_MODEL = flags.DEFINE_string('model', None, 'WORKDIR or WORKDIR@PHASE.')
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of runs and results.')
+FLAGS = flags.FlagValues()
+_MODEL = flags.DEFINE_string(
+    'model', None, 'WORKDIR or WORKDIR@PHASE.', required=True, flag_values=FLAGS
+)
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Folder of runs and results.',
+    required=True, flag_values=FLAGS,
+)
 _SPARSITIES = flags.DEFINE_list(
-    'sparsities', ['0.5', '0.6', '0.75'], 'Fractions of zeros.'
+    'sparsities', ['0.5', '0.6', '0.75'], 'Fractions of zeros.',
+    flag_values=FLAGS,
 )
 _SEQUENCES = flags.DEFINE_integer(
-    'sequences', 128, 'Number of sequences to calibrate with.', lower_bound=1
+    'sequences', 128, 'Number of sequences to calibrate with.', lower_bound=1,
+    flag_values=FLAGS,
 )
-_STEPS = flags.DEFINE_integer('steps', 200, 'Steps of training.', lower_bound=1)
-_RATE = flags.DEFINE_float('rate', 1e-3, 'Peak learning rate.')
+_STEPS = flags.DEFINE_integer(
+    'steps', 200, 'Steps of training.', lower_bound=1, flag_values=FLAGS
+)
+_RATE = flags.DEFINE_float(
+    'rate', 1e-3, 'Peak learning rate.', flag_values=FLAGS
+)
 
 _DENSE = 'dense'
 _STAGES = ('pruned', 'trained', 'distilled')
@@ -184,5 +196,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['model', 'workdir'])
-  console.start(main)
+  console.start(main, FLAGS)

@@ -29,26 +29,38 @@ from experiments.wafer import gpus
 from spdf_jax import costs
 from spdf_jax import training
 
+FLAGS = flags.FlagValues()
 _MODEL = flags.DEFINE_string(
-    'model', None, 'A model of configs/spdf.py, llama-1.3b or gpt-mini.'
+    'model', None, 'A model of configs/spdf.py, llama-1.3b or gpt-mini.',
+    required=True, flag_values=FLAGS,
 )
 _TOKENS = flags.DEFINE_float(
     'tokens', None,
     "Tokens of both stages, e.g. 26e9; by default the config's.",
+    flag_values=FLAGS,
 )
-_FLOPS = flags.DEFINE_float('flops', None, 'Budget in FLOPs.')
-_HOURS = flags.DEFINE_float('hours', None, 'Budget in hours of --machine.')
+_FLOPS = flags.DEFINE_float(
+    'flops', None, 'Budget in FLOPs.', flag_values=FLAGS
+)
+_HOURS = flags.DEFINE_float(
+    'hours', None, 'Budget in hours of --machine.', flag_values=FLAGS
+)
 _MACHINE = flags.DEFINE_enum(
-    'machine', None, list(machines.MACHINES), 'With --hours: kind of machine.'
+    'machine', None, list(machines.MACHINES), 'With --hours: kind of machine.',
+    flag_values=FLAGS,
 )
-_COUNT = flags.DEFINE_integer('count', 1, 'Number of machines or GPUs.')
+_COUNT = flags.DEFINE_integer(
+    'count', 1, 'Number of machines or GPUs.', flag_values=FLAGS
+)
 _SPARSITIES = flags.DEFINE_list(
     'sparsities', ['0.5', '0.6', '0.7', '0.75', '0.8', '0.85', '0.9', '0.95'],
     'Sparsities of the first stage.',
+    flag_values=FLAGS,
 )
 _DENSE_SHARE = flags.DEFINE_float(
     'dense_share', 1 / 6,
     "Least share of the steps in the chosen plan's dense stage.",
+    flag_values=FLAGS,
 )
 
 
@@ -202,5 +214,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-  flags.mark_flag_as_required('model')
-  console.start(main)
+  console.start(main, FLAGS)

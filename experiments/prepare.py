@@ -39,39 +39,57 @@ from spdf_jax.data import corpora
 from spdf_jax.data import tasks
 from spdf_jax.training.loop.progress import LiveLine
 
-_INPUT = flags.DEFINE_string('input', None, 'A file or folder to read.')
-_TOKENIZER = flags.DEFINE_string(
-    'tokenizer', None, 'bytes, bpe-N to learn a tokenizer, or a path.'
+FLAGS = flags.FlagValues()
+_INPUT = flags.DEFINE_string(
+    'input', None, 'A file or folder to read.', flag_values=FLAGS
 )
-_OUTPUT = flags.DEFINE_string('output', None, 'Folder for the corpus.')
-_FIELD = flags.DEFINE_string('field', 'text', 'Field that holds the text.')
+_TOKENIZER = flags.DEFINE_string(
+    'tokenizer', None, 'bytes, bpe-N to learn a tokenizer, or a path.',
+    flag_values=FLAGS,
+)
+_OUTPUT = flags.DEFINE_string(
+    'output', None, 'Folder for the corpus.', flag_values=FLAGS
+)
+_FIELD = flags.DEFINE_string(
+    'field', 'text', 'Field that holds the text.', flag_values=FLAGS
+)
 _VALIDATION = flags.DEFINE_float(
     'validation', 0.005,
     'Share of documents for validation, if no file is named for that split.',
+    flag_values=FLAGS,
 )
 _TEST = flags.DEFINE_float(
     'test', 0.005,
     'Share of documents for testing, if no file is named for that split.',
+    flag_values=FLAGS,
 )
 _MAX_FAULTS = flags.DEFINE_float(
-    'max_faults', 0.001, 'Largest share of faulty documents that is skipped.'
+    'max_faults', 0.001, 'Largest share of faulty documents that is skipped.',
+    flag_values=FLAGS,
 )
 _WORKERS = flags.DEFINE_integer(
-    'workers', len(os.sched_getaffinity(0)), 'Number of tokenizing processes.'
+    'workers', len(os.sched_getaffinity(0)), 'Number of tokenizing processes.',
+    flag_values=FLAGS,
 )
 _SPECIAL_TOKENS = flags.DEFINE_bool(
     'special_tokens', False,
     'Encode text that spells a special token as that token, not as text.',
+    flag_values=FLAGS,
 )
 _SHARD = flags.DEFINE_string(
-    'shard', None, 'Shard to prepare on this machine, i/n with i from 1 to n.'
+    'shard', None, 'Shard to prepare on this machine, i/n with i from 1 to n.',
+    flag_values=FLAGS,
 )
 _JOIN = flags.DEFINE_bool(
-    'join', False, 'Join the shards in --output, which are all prepared.'
+    'join', False, 'Join the shards in --output, which are all prepared.',
+    flag_values=FLAGS,
 )
-_TASK = flags.DEFINE_string('task', None, 'Task to read instead of a corpus.')
+_TASK = flags.DEFINE_string(
+    'task', None, 'Task to read instead of a corpus.', flag_values=FLAGS
+)
 _DRY_RUN = flags.DEFINE_bool(
-    'dry_run', False, 'With --task: print the sizes of its splits.'
+    'dry_run', False, 'With --task: print the sizes of its splits.',
+    flag_values=FLAGS,
 )
 
 
@@ -116,8 +134,8 @@ def format_corpus(corpus: data.Corpus, output: str) -> str:
     output: Folder of the corpus.
 
   Returns:
-    One line for each split, one for each reason to skip documents, and one with
-    the folder and the corpus' fingerprint.
+    One line for each split, one for each reason to skip documents, one with the
+    folder and the corpus' fingerprint, and the flags to train on it.
   """
   lines = []
   for split in corpora.SPLITS:
@@ -129,6 +147,13 @@ def format_corpus(corpus: data.Corpus, output: str) -> str:
   skipped = corpus.train.description['source']['skipped']
   lines += [f'skipped: {n:,} {reason}' for reason, n in skipped.items()]
   lines.append(f'{output} is written, fingerprint {corpus.fingerprint}')
+  # A name without a separator is that of a built-in corpus.
+  folder = output if os.sep in output else os.path.join('.', output)
+  lines.append(
+      f"train on it with --config.data.corpus={folder} "
+      "--config.data.tokenizer='' "
+      f'--config.model.vocab_size={corpus.tokenizer.vocab_size}'
+  )
   return '\n'.join(lines)
 
 
@@ -177,4 +202,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-  console.start(main)
+  console.start(main, FLAGS)

@@ -31,16 +31,24 @@ from spdf_jax.data.tasks import files as task_files
 from spdf_jax.sparsity import one_shot
 from spdf_jax.training.loop import processes
 
+FLAGS = flags.FlagValues()
 _MODEL = flags.DEFINE_string(
-    'model', None, 'Directory of a GPT-2, Llama, Mistral or Qwen.'
+    'model', None, 'Directory of a GPT-2, Llama, Mistral or Qwen.',
+    required=True, flag_values=FLAGS,
 )
-_TO = flags.DEFINE_string('to', None, 'Directory to write.')
+_TO = flags.DEFINE_string(
+    'to', None, 'Directory to write.', required=True, flag_values=FLAGS
+)
 _METHOD = flags.DEFINE_string(
-    'method', None, 'Method and sparsity, as wanda:0.5.'
+    'method', None, 'Method and sparsity, as wanda:0.5.',
+    required=True, flag_values=FLAGS,
 )
-_CALIBRATION = flags.DEFINE_string('calibration', None, 'File of text.')
+_CALIBRATION = flags.DEFINE_string(
+    'calibration', None, 'File of text.', required=True, flag_values=FLAGS
+)
 _SEQUENCES = flags.DEFINE_integer(
-    'sequences', 128, 'Number of sequences to calibrate with.'
+    'sequences', 128, 'Number of sequences to calibrate with.',
+    flag_values=FLAGS,
 )
 
 _MOST_TOKENS = 2048  # Of a sequence, as in the papers.
@@ -209,5 +217,4 @@ def prune_model(
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['model', 'to', 'method', 'calibration'])
-  console.start(main)
+  console.start(main, FLAGS)

@@ -26,14 +26,18 @@ from spdf_jax import runs
 from spdf_jax import training
 from spdf_jax.runs import lifecycle
 
+FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string(
-    'workdir', 'runs/quickstart', 'Folder for both runs and the report.'
+    'workdir', 'runs/quickstart', 'Folder for both runs and the report.',
+    flag_values=FLAGS,
 )
-_CONFIG = config_file.hide_default(config_flags.DEFINE_config_dict(
+_CONFIG = config_flags.DEFINE_config_dict(
     'config', quickstart.get_config(),
     'Config of the sparse run, as configs/quickstart.py. Any field can be set: '
     '--config.seed=1.',
-))
+    flag_values=FLAGS,
+)
+config_file.adopt(FLAGS)
 
 
 def main(argv: list[str]) -> int:
@@ -70,4 +74,4 @@ def _train(
 
 
 if __name__ == '__main__':
-  console.start(main)
+  console.start(main, FLAGS)

@@ -56,26 +56,31 @@ from spdf_jax.costs import plan_costs
 from spdf_jax.sparsity.algorithms import from_config
 from spdf_jax.training import initial_state
 
+FLAGS = flags.FlagValues()
 _CONFIGS = flags.DEFINE_string(
-    'configs', None, 'Config files with their arguments, separated by commas.'
+    'configs', None, 'Config files with their arguments, separated by commas.',
+    flag_values=FLAGS,
 )
 _BUDGET = flags.DEFINE_string(
-    'budget', None, 'Seconds (90s, 30min, 2h) or FLOPs (1e15FLOPs) of a run.'
+    'budget', None, 'Seconds (90s, 30min, 2h) or FLOPs (1e15FLOPs) of a run.',
+    flag_values=FLAGS,
 )
 _SEEDS = flags.DEFINE_integer(
     'seeds', 3, 'Number of runs of each config, with seeds 1, 2, …',
-    lower_bound=1,
+    lower_bound=1, flag_values=FLAGS,
 )
 _RATES = flags.DEFINE_list(
-    'rates', [], 'Peak learning rates to choose from, separated by commas.'
+    'rates', [], 'Peak learning rates to choose from, separated by commas.',
+    flag_values=FLAGS,
 )
 _SPREAD = flags.DEFINE_float(
     'spread', 0.03,
     'With --rates: largest difference between the losses of seeds at the best '
     'rate, in nats.', lower_bound=0.0,
+    flag_values=FLAGS,
 )
 _WORKDIR = flags.DEFINE_string(
-    'workdir', None, 'Folder for runs, table and figure.'
+    'workdir', None, 'Folder for runs, table and figure.', flag_values=FLAGS
 )
 
 _EVALUATIONS = 20
@@ -476,4 +481,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-  console.start(main)
+  console.start(main, FLAGS)

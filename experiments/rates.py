@@ -57,31 +57,43 @@ from spdf_jax.runs import lifecycle
 from spdf_jax.runs import style
 from spdf_jax.training import initial_state
 
+FLAGS = flags.FlagValues()
 _STUDY = flags.DEFINE_enum(
-    'study', None, ['coordinates', 'densities', 'transition'], 'The study.'
+    'study', None, ['coordinates', 'densities', 'transition'], 'The study.',
+    required=True, flag_values=FLAGS,
 )
-_CONFIG = config_file.define()
+_CONFIG = config_file.define(FLAGS)
 _WIDTHS = flags.DEFINE_list(
-    'widths', ['64', '128', '256', '512'], 'd_model of coordinates.'
+    'widths', ['64', '128', '256', '512'], 'd_model of coordinates.',
+    flag_values=FLAGS,
 )
 _NAMES = flags.DEFINE_list(
     'parameterizations', [],
     'standard, mup, sparse-mup for coordinates; by default that of the config.',
+    flag_values=FLAGS,
 )
 _DENSITIES = flags.DEFINE_list(
     'densities', None,
     'Shares of kept weights; by default 1,.25,.0625 for coordinates and '
     '1,.5,.25,.1 for densities.',
+    flag_values=FLAGS,
 )
 _RATES = flags.DEFINE_list(
     'rates', [f'{1e-3 * 2**k:g}' for k in range(7)],
     'Peak learning rates of densities.',
+    flag_values=FLAGS,
 )
 _STEPS = flags.DEFINE_integer(
-    'steps', 300, 'Sparse steps of densities and transition.', lower_bound=20
+    'steps', 300, 'Sparse steps of densities and transition.', lower_bound=20,
+    flag_values=FLAGS,
 )
-_SEEDS = flags.DEFINE_integer('seeds', 3, 'Runs of each.', lower_bound=1)
-_OUTPUT = flags.DEFINE_string('output', None, 'Folder of table and figure.')
+_SEEDS = flags.DEFINE_integer(
+    'seeds', 3, 'Runs of each.', lower_bound=1, flag_values=FLAGS
+)
+_OUTPUT = flags.DEFINE_string(
+    'output', None, 'Folder of table and figure.',
+    required=True, flag_values=FLAGS,
+)
 
 _WIDTH = 64
 _WARMUP = 20
@@ -280,5 +292,4 @@ def describe_rise(results: list[dict[str, Any]], way: str) -> str:
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['study', 'output'])
-  console.start(main)
+  console.start(main, FLAGS)

@@ -15,10 +15,14 @@ from absl import flags
 from experiments.launch import console
 from spdf_jax import runs
 
+FLAGS = flags.FlagValues()
 _RUNS = flags.DEFINE_list(
-    'runs', None, 'Workdirs of runs, the baseline first, separated by commas.'
+    'runs', None, 'Workdirs of runs, the baseline first, separated by commas.',
+    required=True, flag_values=FLAGS,
 )
-_OUTPUT = flags.DEFINE_string('output', None, 'Folder for the report.')
+_OUTPUT = flags.DEFINE_string(
+    'output', None, 'Folder for the report.', required=True, flag_values=FLAGS
+)
 
 
 def main(argv: list[str]) -> int:
@@ -38,5 +42,4 @@ def _write(workdirs: list[str], output: str) -> Iterator[str]:
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['runs', 'output'])
-  console.start(main)
+  console.start(main, FLAGS)

@@ -36,43 +36,53 @@ from experiments.papers import published_results
 from experiments.papers import reproduction
 from experiments.papers import scales
 
+FLAGS = flags.FlagValues()
 _TABLE = flags.DEFINE_string(
-    'table', None, f'Paper: {", ".join(published_results.RESULTS)}.'
+    'table', None, f'Paper: {", ".join(published_results.RESULTS)}.',
+    flag_values=FLAGS,
 )
 _RUNS = flags.DEFINE_list(
     'runs', None,
     'With --table: workdirs, or folders that contain some, separated by '
     'commas.',
+    flag_values=FLAGS,
 )
 _MODEL = flags.DEFINE_string(
     'model', '',
     'With --table: model of your runs, as the list of unused runs names it; '
     "fills the rows of the table's first model with them.",
+    flag_values=FLAGS,
 )
 _SCALE = flags.DEFINE_string(
-    'scale', None, f'Scale of the tests: {", ".join(scales.SCALES)}.'
+    'scale', None, f'Scale of the tests: {", ".join(scales.SCALES)}.',
+    flag_values=FLAGS,
 )
 _CLAIMS = flags.DEFINE_list(
-    'claims', [], 'Keys of the claims whose runs are trained; by default all.'
+    'claims', [], 'Keys of the claims whose runs are trained; by default all.',
+    flag_values=FLAGS,
 )
 _DATA = flags.DEFINE_string(
     'data', os.environ.get('SPDF_DATA', ''),
     'Folder that contains books/, e2e/, webnlg17/ and wikitext2/; by default '
     '$SPDF_DATA.',
+    flag_values=FLAGS,
 )
 _WORKDIR = flags.DEFINE_string(
-    'workdir', None, 'Folder for runs; by default runs/claims-SCALE.'
+    'workdir', None, 'Folder for runs; by default runs/claims-SCALE.',
+    flag_values=FLAGS,
 )
 _OUTPUT = flags.DEFINE_string(
     'output', None,
     'Folder for results; by default experiments/results/claims-SCALE.',
+    flag_values=FLAGS,
 )
 _REPORT = flags.DEFINE_bool(
-    'report', False, 'Train nothing; write the results of finished runs.'
+    'report', False, 'Train nothing; write the results of finished runs.',
+    flag_values=FLAGS,
 )
 _WORKERS = flags.DEFINE_integer(
     'workers', 0, 'Number of runs at a time; 0: one on each core.',
-    lower_bound=0,
+    lower_bound=0, flag_values=FLAGS,
 )
 
 
@@ -103,4 +113,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-  console.start(main)
+  console.start(main, FLAGS)

@@ -37,47 +37,70 @@ from spdf_jax.accelerator.wafer import device as devices
 from spdf_jax.accelerator.wafer import views
 from spdf_jax.runs import style
 
-_CONFIG = config_file.define()
-_DEVICE = flags.DEFINE_string('device', 'cs2', 'Device: cs2 or cs3.')
+FLAGS = flags.FlagValues()
+_CONFIG = config_file.define(FLAGS)
+_DEVICE = flags.DEFINE_string(
+    'device', 'cs2', 'Device: cs2 or cs3.', flag_values=FLAGS
+)
 _BAND = flags.DEFINE_enum(
     'band', 'default', list(devices.BANDS),
     'Assumed losses around multiply-adds.',
+    flag_values=FLAGS,
 )
 _SYSTEMS = flags.DEFINE_integer(
-    'systems', 1, 'Number of systems in the cluster.', lower_bound=1
+    'systems', 1, 'Number of systems in the cluster.', lower_bound=1,
+    flag_values=FLAGS,
 )
 _MODE = flags.DEFINE_enum(
     'mode', 'train', ['train', 'forward', 'decode'],
     'Program to simulate: training, a forward pass or decoding.',
+    flag_values=FLAGS,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
     'batch_size', 1, 'Sequences per batch, in forward and decode.',
-    lower_bound=1,
+    lower_bound=1, flag_values=FLAGS,
 )
 _FIGURE = flags.DEFINE_enum(
-    'figure', None, ['appendix_c', 'roofline'], 'Figure to draw to --out.'
+    'figure', None, ['appendix_c', 'roofline'], 'Figure to draw to --out.',
+    flag_values=FLAGS,
 )
-_OUT = flags.DEFINE_string('out', None, 'File for the figure.')
-_TRACE = flags.DEFINE_string('trace', None, 'File for a Perfetto trace.')
+_OUT = flags.DEFINE_string(
+    'out', None, 'File for the figure.', flag_values=FLAGS
+)
+_TRACE = flags.DEFINE_string(
+    'trace', None, 'File for a Perfetto trace.', flag_values=FLAGS
+)
 _VALIDATE = flags.DEFINE_bool(
-    'validate', False, 'Print modeled beside published numbers.'
+    'validate', False, 'Print modeled beside published numbers.',
+    flag_values=FLAGS,
 )
 _VARIANTS = flags.DEFINE_string(
-    'variants', None, 'Variant that may explain an error: its name, or all.'
+    'variants', None, 'Variant that may explain an error: its name, or all.',
+    flag_values=FLAGS,
 )
 _EXECUTED = flags.DEFINE_bool(
-    'executed', False, 'Run a small GPT on emulated cores; compare its costs.'
+    'executed', False, 'Run a small GPT on emulated cores; compare its costs.',
+    flag_values=FLAGS,
 )
-_AUDIT = flags.DEFINE_bool('audit', False, 'Print every constant.')
+_AUDIT = flags.DEFINE_bool(
+    'audit', False, 'Print every constant.', flag_values=FLAGS
+)
 _SENSITIVITIES = flags.DEFINE_bool(
     'sensitivities', False,
     "Print how the time depends on each of the device's numbers.",
+    flag_values=FLAGS,
 )
-_PRICE = flags.DEFINE_float('price_per_hour', None, 'Price of one system.')
-_PRICE_SOURCE = flags.DEFINE_string('price_source', '', 'Source of the price.')
-_CARBON = flags.DEFINE_float('carbon_per_kwh', None, 'kg of CO2 per kWh.')
+_PRICE = flags.DEFINE_float(
+    'price_per_hour', None, 'Price of one system.', flag_values=FLAGS
+)
+_PRICE_SOURCE = flags.DEFINE_string(
+    'price_source', '', 'Source of the price.', flag_values=FLAGS
+)
+_CARBON = flags.DEFINE_float(
+    'carbon_per_kwh', None, 'kg of CO2 per kWh.', flag_values=FLAGS
+)
 _CARBON_SOURCE = flags.DEFINE_string(
-    'carbon_source', '', 'Source of --carbon_per_kwh.'
+    'carbon_source', '', 'Source of --carbon_per_kwh.', flag_values=FLAGS
 )
 _NEEDED = _CONFIG, _FIGURE, _VALIDATE, _VARIANTS, _EXECUTED, _AUDIT
 
@@ -157,4 +180,4 @@ def _save(figure: Any) -> str:
 
 
 if __name__ == '__main__':
-  console.start(main)
+  console.start(main, FLAGS)

@@ -24,14 +24,22 @@ from experiments.papers import subspaces
 from spdf_jax import files
 from spdf_jax.runs import style
 
-_BEFORE = flags.DEFINE_list('before', None, 'Checkpoints before training.')
+FLAGS = flags.FlagValues()
+_BEFORE = flags.DEFINE_list(
+    'before', None, 'Checkpoints before training.',
+    required=True, flag_values=FLAGS,
+)
 _AFTER = flags.DEFINE_list(
-    'after', None, 'Checkpoints after training, in the same order.'
+    'after', None, 'Checkpoints after training, in the same order.',
+    required=True, flag_values=FLAGS,
 )
 _NAMES = flags.DEFINE_list(
-    'names', [], 'Names of the pairs; by default their paths and sparsity.'
+    'names', [], 'Names of the pairs; by default their paths and sparsity.',
+    flag_values=FLAGS,
 )
-_OUTPUT = flags.DEFINE_string('output', None, 'Folder for CSV and heatmaps.')
+_OUTPUT = flags.DEFINE_string(
+    'output', None, 'Folder for CSV and heatmaps.', flag_values=FLAGS
+)
 
 
 def main(argv: list[str]) -> int:
@@ -57,5 +65,4 @@ def _measure() -> Iterator[str]:
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['before', 'after'])
-  console.start(main)
+  console.start(main, FLAGS)

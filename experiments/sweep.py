@@ -43,27 +43,37 @@ from spdf_jax import files
 from spdf_jax.training.configs import early_stop
 from spdf_jax.training.loop import metrics as metric_files
 
-_CONFIG = config_file.define()
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for all runs.')
+FLAGS = flags.FlagValues()
+_CONFIG = config_file.define(FLAGS)
+flags.mark_flag_as_required('config', FLAGS)
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Folder for all runs.', required=True, flag_values=FLAGS
+)
 _GRID = flags.DEFINE_multi_string(
     'grid', [],
     'Field of the config and its values, field=value,value; repeatable.',
+    flag_values=FLAGS,
 )
 _SEEDS = flags.DEFINE_integer(
-    'seeds', 1, 'Number of seeds for each point.', lower_bound=1
+    'seeds', 1, 'Number of seeds for each point.', lower_bound=1,
+    flag_values=FLAGS,
 )
 _METRIC = flags.DEFINE_string(
     'metric', 'validation/loss',
     f'Metric that chooses the best point: {", ".join(early_stop.METRICS)}.',
+    flag_values=FLAGS,
 )
 _TEST_TASKS = flags.DEFINE_list(
-    'test_tasks', [], 'Tasks to score the best point on, NAME=PATH.'
+    'test_tasks', [], 'Tasks to score the best point on, NAME=PATH.',
+    flag_values=FLAGS,
 )
 _INDEX = flags.DEFINE_integer(
     'index', None,
     'Number of the only run to train, from 1, e.g. $SLURM_ARRAY_TASK_ID.',
-    lower_bound=1,
+    lower_bound=1, flag_values=FLAGS,
 )
+_SETTINGS = scoring_flags.define(FLAGS)
+_RESOURCES = executors.define(FLAGS)
 
 
 def main(argv: list[str]) -> int:
@@ -78,14 +88,14 @@ def _sweep() -> Iterator[str]:
       seeds=_SEEDS.value, metric=_METRIC.value, test_tasks=_TEST_TASKS.value
   )
   if _INDEX.value is not None:
-    if executors.name() != 'local':
+    if _RESOURCES() is not None:
       raise ValueError('index trains a run on this machine; omit --executor.')
     yield from train_one(config, workdir, _GRID.value, _INDEX.value, **how)
     return
-  with executors.opened() as executor:
+  with executors.opened(_RESOURCES()) as executor:
     yield from run_sweep(
         config, workdir, _GRID.value, **how,
-        settings=scoring_flags.settings(None),
+        settings=_SETTINGS(None, config.model.max_length),
         executor=executor,
     )
 
@@ -297,7 +307,4 @@ def score(
 
 
 if __name__ == '__main__':
-  flags.adopt_module_key_flags(scoring_flags)
-  flags.adopt_module_key_flags(executors)
-  flags.mark_flags_as_required(['config', 'workdir'])
-  console.start(main)
+  console.start(main, FLAGS)

@@ -2,12 +2,13 @@ r"""Trains a config: sparse pre-training, dense continuation, fine-tuning.
 
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/a
 
-Any field of the config can be changed: --config.seed=1. If a run is stopped or
-killed, the same command continues it. The workdir has all metrics in
-metrics.jsonl and a summary in report.md. --dry_run prints the plan instead: the
-sparsified matrices, parameters, memory and FLOPs. With --workdir it also checks
-that the run could start or go on there, and the checkpoint of init_from. It
-allocates no arrays, so any model and mesh can be planned:
+Any field of the config can be changed: --config.seed=1. --fields lists them all
+with their values; configs/base.py explains them. If a run is stopped or killed,
+the same command continues it. The workdir has all metrics in metrics.jsonl and
+a summary in report.md. --dry_run prints the plan instead: the sparsified
+matrices, parameters, memory and FLOPs. With --workdir it also checks that the
+run could start or go on there, and the checkpoint of init_from. It allocates no
+arrays, so any model and mesh can be planned:
 
   python -m experiments.train --config=configs/quickstart.py --dry_run \
     --config.model.preset=cerebras-gpt-13b --config.model.vocab_size=50257 \
@@ -44,23 +45,34 @@ from spdf_jax.training.loop import profiling
 from spdf_jax.training.loop import writers
 from spdf_jax.training.step import mesh
 
-_CONFIG = config_file.define()
+FLAGS = flags.FlagValues()
+_CONFIG = config_file.define(FLAGS)
+flags.mark_flag_as_required('config', FLAGS)
 _WORKDIR = flags.DEFINE_string(
-    'workdir', None, 'Folder for checkpoints, metrics and generations.'
+    'workdir', None, 'Folder for checkpoints, metrics and generations.',
+    flag_values=FLAGS,
 )
 _DRY_RUN = flags.DEFINE_bool(
-    'dry_run', False, 'Print the plan and its cost; train nothing.'
+    'dry_run', False, 'Print the plan and its cost; train nothing.',
+    flag_values=FLAGS,
+)
+_FIELDS = flags.DEFINE_bool(
+    'fields', False, 'Print the fields of the config; train nothing.',
+    flag_values=FLAGS,
 )
 _LOG_TO = flags.DEFINE_list(
     'log_to', [],
     'Dashboards to write the metrics to, separated by commas: '
     f'{", ".join(writers.WRITERS)}; needs the extra log.',
+    flag_values=FLAGS,
 )
 _MIRROR = flags.DEFINE_string(
-    'mirror', '', 'URL of a folder in a bucket, for a copy of the workdir.'
+    'mirror', '', 'URL of a folder in a bucket, for a copy of the workdir.',
+    flag_values=FLAGS,
 )
 _PROFILE = flags.DEFINE_string(
-    'profile', '', 'Steps to trace to WORKDIR/profile, FIRST:COUNT.'
+    'profile', '', 'Steps to trace to WORKDIR/profile, FIRST:COUNT.',
+    flag_values=FLAGS,
 )
 _DISTRIBUTED = flags.DEFINE_enum(
     'distributed', 'auto', processes.MODES,
@@ -68,25 +80,30 @@ _DISTRIBUTED = flags.DEFINE_enum(
     'a cluster (SLURM, Open MPI, TPU hosts), --coordinator, --num_processes '
     'and --process_id, or the variables JAX_COORDINATOR_ADDRESS, '
     'JAX_NUM_PROCESSES and JAX_PROCESS_ID.',
+    flag_values=FLAGS,
 )
 _COORDINATOR = flags.DEFINE_string(
-    'coordinator', None, 'Address of process 0, host:port.'
+    'coordinator', None, 'Address of process 0, host:port.', flag_values=FLAGS
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
-    'num_processes', None, 'Number of processes.', lower_bound=1
+    'num_processes', None, 'Number of processes.', lower_bound=1,
+    flag_values=FLAGS,
 )
 _PROCESS_ID = flags.DEFINE_integer(
-    'process_id', None, 'Number of this process, from 0.', lower_bound=0
+    'process_id', None, 'Number of this process, from 0.', lower_bound=0,
+    flag_values=FLAGS,
 )
 _TIMEOUT = flags.DEFINE_integer(
     'process_timeout', 300,
     'Seconds that processes wait for one another at start and end.',
-    lower_bound=1,
+    lower_bound=1, flag_values=FLAGS,
 )
 
 
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
+  if _FIELDS.value:
+    return console.run(argv, config_file.format_fields, _CONFIG.value)
   if not _DRY_RUN.value and not _WORKDIR.value:
     raise app.UsageError('give --workdir, or --dry_run to see the plan.')
   compilation_cache.prepare()
@@ -140,5 +157,4 @@ def _join_processes() -> None:
 
 
 if __name__ == '__main__':
-  flags.mark_flag_as_required('config')
-  console.start(main)
+  console.start(main, FLAGS)

@@ -16,7 +16,11 @@ from spdf_jax.data import corpora
 from spdf_jax.training.checkpoints import files as checkpoint_files
 from spdf_jax.training.checkpoints import workdir as workdirs
 
-_FOLDER = flags.DEFINE_string('folder', None, 'Workdir, or prepared corpus.')
+FLAGS = flags.FlagValues()
+_FOLDER = flags.DEFINE_string(
+    'folder', None, 'Workdir, or prepared corpus.',
+    required=True, flag_values=FLAGS,
+)
 
 
 def main(argv: list[str]) -> int:
@@ -54,5 +58,4 @@ def verify(folder: str | os.PathLike[str]) -> Iterator[str]:
 
 
 if __name__ == '__main__':
-  flags.mark_flag_as_required('folder')
-  console.start(main)
+  console.start(main, FLAGS)

@@ -30,9 +30,7 @@ def run(name, *arguments):
   from experiments.launch import compilation_cache  # Where a checkout is.
   from experiments.launch import console
 
-  for flag in flags.FLAGS:  # Commands have flags of the same names.
-    flags.FLAGS[flag].allow_override = True
-  # Defines the flags of the modules that it imports once and for all.
+  # Defines the flags of the libraries that it imports once and for all.
   importlib.import_module(f'experiments.{name}')
   spec = importlib.util.spec_from_file_location(
       f'experiments.{name}', ROOT / 'experiments' / f'{name}.py'
@@ -52,11 +50,10 @@ def run(name, *arguments):
         mock.patch.object(console, 'prepare'),
         mock.patch.object(compilation_cache, 'prepare'),
     ):
-      for flag in flags.FLAGS:
-        flags.FLAGS[flag].allow_override = True
-      # Defines its own flags anew: another command's may have replaced them.
+      # Defines its flags anew: those of the last call have values.
       module = importlib.util.module_from_spec(spec)
       spec.loader.exec_module(module)
+      console.register(module.FLAGS)
       flags.FLAGS(argv)
       status = module.main(argv[:1])
   except (flags.Error, app.UsageError) as error:

@@ -5,7 +5,6 @@ import os
 import pathlib
 import tempfile
 
-from absl import flags
 import pytest
 
 # Programs compiled once serve every worker and every child process; tests
@@ -30,12 +29,6 @@ os.environ['XLA_FLAGS'] = ' '.join((
 
 # A process may hold some 65,000 memory maps; each program takes about three.
 _MANY_MAPS = 40_000
-
-
-def pytest_collectstart():
-  """Lets commands that are imported next define flags of the same names."""
-  for name in flags.FLAGS:
-    flags.FLAGS[name].allow_override = True
 
 
 def pytest_collection_finish():

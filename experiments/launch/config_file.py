@@ -6,6 +6,7 @@ import functools
 import operator
 import re
 import runpy
+import shlex
 import traceback
 from typing import Any
 
@@ -13,28 +14,41 @@ from absl import flags
 from ml_collections import config_dict
 from ml_collections import config_flags
 
-flags.disclaim_key_flags()  # --help shows the flag with the command's own.
 
-
-def define() -> flags.FlagHolder:
+def define(command_flags: flags.FlagValues) -> flags.FlagHolder:
   """Defines --config, and --config.field for any field of the config.
 
   Any error of the file, or of its argument, is an error of the flag.
+
+  Args:
+    command_flags: Flags of the command.
 
   Returns:
     The holder of the flag, whose value is the config.
   """
   holder = config_flags.DEFINE_config_file(
-      'config', None, 'Config file, with its argument: path.py:argument.'
+      'config', None,
+      'Config file, with its argument: path.py:argument. Any field can be set: '
+      '--config.FIELD=VALUE; experiments.train --fields lists them.',
+      flag_values=command_flags,
   )
-  flags.FLAGS['config'].parser = Parser()
-  return hide_default(holder)
-
-
-def hide_default(holder: flags.FlagHolder) -> flags.FlagHolder:
-  """Hides the default of a flag in --help; that of a config fills a screen."""
-  flags.FLAGS[holder.name].default_as_str = None
+  command_flags['config'].parser = Parser()
+  adopt(command_flags)
   return holder
+
+
+def adopt(command_flags: flags.FlagValues) -> None:
+  """Lets the flag --config define the flags of fields where they are parsed.
+
+  It also hides the default of the flag in --help; that of a config fills a
+  screen.
+
+  Args:
+    command_flags: Flags of the command, with that of its config.
+  """
+  flag = command_flags['config']
+  flag.flag_values = flags.FLAGS
+  flag.default_as_str = None
 
 
 class Parser(flags.ArgumentParser):
@@ -88,6 +102,20 @@ def one_line(error: Exception) -> str:
   return '. '.join(str(found).splitlines())[:300]
 
 
+def format_fields(config: config_dict.ConfigDict) -> str:
+  """Returns a line --config.FIELD=VALUE for each field of a config.
+
+  Example:
+    >>> print(format_fields(config_dict.create(seed=0, data={'task': ''})))
+    --config.data.task=''
+    --config.seed=0
+  """
+  return '\n'.join(
+      f'--config.{path}={shlex.quote(str(value))}'
+      for path, value in sorted(_fields(config))
+  )
+
+
 def check_fields(argv: Sequence[str]) -> None:
   """Raises SystemExit with a sentence if a --config.field does not exist.
 
@@ -99,20 +127,20 @@ def check_fields(argv: Sequence[str]) -> None:
   given = re.findall(r'^--?(?:no)?config\.([^=\n]+)', '\n'.join(argv), re.M)
   for path in given:
     if not _has(config, path.split('.')):
-      near = difflib.get_close_matches(path, [*_fields(config)])
+      near = difflib.get_close_matches(path, dict(_fields(config)))
       raise SystemExit(f'config field {path!r} is unknown; ' + (
           f'did you mean {" or ".join(map(repr, near))}?' if near
           else 'configs/base.py documents all fields.'
       )) from None
 
 
-def _fields(config: Any, prefix: str = '') -> Iterator[str]:
-  """Yields the paths of all fields of a config."""
+def _fields(config: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
+  """Yields the paths and values of all fields of a config."""
   for name, value in config.items():
     if isinstance(value, config_dict.ConfigDict):
       yield from _fields(value, f'{prefix}{name}.')
     else:
-      yield prefix + name
+      yield prefix + name, value
 
 
 def _has(config: Any, path: Sequence[str]) -> bool:

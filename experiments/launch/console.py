@@ -17,13 +17,58 @@ from spdf_jax.accelerator import native
 from spdf_jax.training.loop import processes
 
 
-def start(main: Callable[[list[str]], int]) -> None:
+def start(
+    main: Callable[[list[str]], int], command_flags: flags.FlagValues
+) -> None:
   """Parses the flags, runs `main` and exits with the status it returns.
 
   Args:
     main: Body of the command, which receives the remaining arguments.
+    command_flags: Flags of the command, see `register`.
   """
+  register(command_flags)
+  app.define_help_flags()
+  for help_flag in (_Help(), _HelpShort(), _HelpFull()):
+    help_flag.allow_override = True
+    flags.DEFINE_flag(help_flag)
   app.run(main, flags_parser=_parse_flags)
+
+
+def register(command_flags: flags.FlagValues) -> None:
+  """Adds the flags of a command to those that absl parses and describes.
+
+  A command defines its flags in a `FlagValues` of its own, so that commands
+  with flags of the same names can be imported together.
+
+  Args:
+    command_flags: Flags of the command that this process runs.
+  """
+  for name in command_flags:
+    flags.DEFINE_flag(command_flags[name], module_name=sys.argv[0])
+  command_flags.mark_as_parsed()  # With `flags.FLAGS`, which holds them, too.
+
+
+class _EndsWith0(flags.BooleanFlag):
+  """A flag that prints help, with exit status 0 where absl has 1."""
+
+  def parse(self, arg: Any) -> None:
+    """Prints the help and exits, unless the flag is given as false."""
+    try:
+      super().parse(arg)
+    except SystemExit:
+      sys.exit(0)
+
+
+class _Help(_EndsWith0, app.HelpFlag):
+  """The flag --help."""
+
+
+class _HelpShort(_EndsWith0, app.HelpshortFlag):
+  """The flag --helpshort."""
+
+
+class _HelpFull(_EndsWith0, app.HelpfullFlag):
+  """The flag --helpfull."""
 
 
 def _parse_flags(argv: list[str]) -> list[str]:

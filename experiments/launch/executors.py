@@ -21,17 +21,6 @@ from spdf_jax.files import FolderInUse
 EXECUTORS = ('local', 'ray')
 """Executors by name."""
 
-_EXECUTOR = flags.DEFINE_enum(
-    'executor', 'local', EXECUTORS,
-    'Where runs are trained: on this machine, or as tasks of the Ray cluster '
-    'that RAY_ADDRESS names (extra cluster).',
-)
-_CPUS = flags.DEFINE_integer(
-    'cpus_per_run', 1, 'With --executor=ray: cores of each run.', lower_bound=1,
-)
-_GPUS = flags.DEFINE_integer(
-    'gpus_per_run', 0, 'With --executor=ray: GPUs of each run.', lower_bound=0,
-)
 _ROOT = pathlib.Path(__file__).parents[2]
 _RETRIES = 20
 """Largest number of nodes that a run may lose before it fails."""
@@ -41,27 +30,6 @@ _TIMEOUT = 20.0
 """Seconds within which the cluster's address must accept a connection."""
 _PREFIXES = ('JAX_', 'XLA_', 'SPDF_')
 """Beginnings of the environment variables that tasks inherit."""
-
-
-def name() -> str:
-  """Returns the name of the executor that the flag gives."""
-  return _EXECUTOR.value
-
-
-@contextlib.contextmanager
-def opened() -> Iterator['RayExecutor | None']:
-  """Opens the executor that the flags give; `None` for this machine.
-
-  Raises:
-    ImportError: Ray is not installed.
-    OSError: there is no Ray cluster.
-    ValueError: no node of the cluster has the resources of a run.
-  """
-  if name() == 'local':
-    yield None
-    return
-  with RayExecutor(Resources(_CPUS.value, _GPUS.value)) as executor:
-    yield executor
 
 
 class Resources(NamedTuple):
@@ -74,6 +42,58 @@ class Resources(NamedTuple):
 
   cpus: int
   gpus: int
+
+
+def define(command_flags: flags.FlagValues) -> Callable[[], Resources | None]:
+  """Defines the flags of a command that trains several runs.
+
+  Args:
+    command_flags: Flags of the command.
+
+  Returns:
+    A function that returns what the flags give: the resources that Ray reserves
+    for each run, or `None` for this machine.
+  """
+  executor = flags.DEFINE_enum(
+      'executor', 'local', EXECUTORS,
+      'Where runs are trained: on this machine, or as tasks of the Ray cluster '
+      'that RAY_ADDRESS names (extra cluster).',
+      flag_values=command_flags,
+  )
+  cpus = flags.DEFINE_integer(
+      'cpus_per_run', 1, 'With --executor=ray: cores of each run.',
+      lower_bound=1, flag_values=command_flags,
+  )
+  gpus = flags.DEFINE_integer(
+      'gpus_per_run', 0, 'With --executor=ray: GPUs of each run.',
+      lower_bound=0, flag_values=command_flags,
+  )
+
+  def resources() -> Resources | None:
+    if executor.value == 'local':
+      return None
+    return Resources(cpus.value, gpus.value)
+
+  return resources
+
+
+@contextlib.contextmanager
+def opened(resources: Resources | None) -> Iterator['RayExecutor | None']:
+  """Opens an executor of runs; `None` for this machine.
+
+  Args:
+    resources: What Ray reserves for each run; `None`: this machine.
+
+  Raises:
+    ImportError: Ray is not installed.
+    OSError: there is no Ray cluster.
+    ValueError: no node of the cluster has the resources of a run.
+  """
+  if resources is None:
+    yield None
+    return
+  with RayExecutor(resources) as executor:
+    yield executor
 
 
 class RayExecutor(concurrent.futures.Executor):

@@ -22,12 +22,16 @@ import time
 from absl import app
 from absl import flags
 
+from experiments.launch import console
+
+FLAGS = flags.FlagValues()
 _PROCESSES = flags.DEFINE_integer(
-    'processes', 2, 'Number of processes to start.', lower_bound=1
+    'processes', 2, 'Number of processes to start.', lower_bound=1,
+    flag_values=FLAGS,
 )
 _GRACE = flags.DEFINE_float(
     'grace', 30.0, 'Seconds between SIGTERM and SIGKILL after one has failed.',
-    lower_bound=0.0,
+    lower_bound=0.0, flag_values=FLAGS,
 )
 
 
@@ -119,4 +123,4 @@ def _free_port() -> int:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  console.start(main, FLAGS)

@@ -1,0 +1,85 @@
+"""Flags of the commands: all can be imported together; help and fields."""
+
+import importlib
+import subprocess
+import sys
+
+from absl import flags
+from absl.testing import flagsaver
+import pytest
+
+from experiments.launch import console
+from tests import command
+
+pytestmark = pytest.mark.ci
+
+COMMANDS = sorted(
+    path.stem for path in (command.ROOT / 'experiments').glob('*.py')
+    if path.stem != '__init__'
+)
+CONFIG = command.ROOT / 'configs' / 'base.py'
+TEXTS = ('string', 'comma separated list of strings')
+
+
+def word_for(flag):
+  """Returns a word that a flag takes; none for numbers."""
+  if flag.name == 'config':
+    return str(CONFIG)
+  if flag.flag_type() in TEXTS:
+    return 'a,b'
+  return next(iter(getattr(flag.parser, 'enum_values', ())), None)
+
+
+def test_commands_imported_together_parse_their_own_flags(monkeypatch):
+  modules = {
+      name: importlib.import_module(f'experiments.{name}') for name in COMMANDS
+  }
+  for name, module in modules.items():
+    own = {flag: module.FLAGS[flag] for flag in module.FLAGS}
+    given = {
+        flag: word for flag in own
+        if own[flag].default is None and (word := word_for(own[flag]))
+    }
+    words = [name, *(f'--{flag}={word}' for flag, word in given.items())]
+    monkeypatch.setattr(sys, 'argv', words)
+    try:
+      with flagsaver.flagsaver():
+        console.register(module.FLAGS)
+        assert flags.FLAGS(words) == [name]
+        for flag in own:
+          value = getattr(module.FLAGS, flag)
+          if flag == 'config':
+            assert value.phase_defaults.length
+          elif flag not in given:
+            assert value == own[flag].default
+          else:
+            assert value in (given[flag], given[flag].split(','))
+    finally:
+      module.FLAGS.unparse_flags()
+  sizes = {
+      name: modules[name].FLAGS['batch_size'].default
+      for name in ('evaluate', 'simulate')
+  }
+  assert sizes == {'evaluate': 8, 'simulate': 1}
+
+
+def test_a_field_is_set_after_another_command_had_it():
+  for seed in (3, 4):
+    finished = command.run(
+        'train', f'--config={CONFIG}', f'--config.seed={seed}',
+        '--fields',
+    )
+    assert finished.status == 0
+    assert f'--config.seed={seed}\n' in finished.output
+  assert '--config.data.task=\'\'\n' in finished.output
+  assert '--config.phase_defaults.algorithm.name=dense\n' in finished.output
+
+
+@pytest.mark.process
+@pytest.mark.parametrize('word', ['--help', '--helpfull'])
+def test_help_ends_with_status_0_and_names_the_flag_that_lists_fields(word):
+  done = subprocess.run(
+      [sys.executable, '-m', 'experiments.train', word], text=True,
+      cwd=command.ROOT, stdout=subprocess.PIPE, check=True,
+  )
+  assert '--[no]fields' in done.stdout and '--workdir' in done.stdout
