@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Curves of losses, and comparison at equal tokens, FLOPs or seconds."""
+"""Curves of losses over tokens, FLOPs or seconds."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -167,71 +166,3 @@ def pretraining_curve(
   losses = np.array([value for _, value in points], np.float64)
   return amounts[known], losses[known]
 
-
-_EQUAL = 1.02  # Largest ratio of amounts that count as equal.
-
-
-class Comparison(NamedTuple):
-  """Losses of two runs at equal tokens, FLOPs or seconds of pre-training.
-
-  Attributes:
-    spent: Tokens, FLOPs or seconds of each run, the most that both took.
-    first: Validation loss of the first run, in nats per token.
-    second: Validation loss of the second run, in nats per token.
-    longer: Index, 0 or 1, of the run that takes over 2 % more than `spent`, so
-      that its loss there is one in the middle of its schedule; None if neither
-      does.
-  """
-
-  spent: float
-  first: float
-  second: float
-  longer: int | None
-
-
-def losses_at_equal(
-    spent: Spent, first: RunRecord, second: RunRecord
-) -> Comparison | None:
-  """Compares pre-training losses at equal FLOPs, tokens or seconds.
-
-  The losses are those at the largest amount that both runs spent, interpolated
-  linearly over the logarithm of the amount between the nearest evaluations. If
-  the total amounts of the runs differ by at most 2 %, their final losses are
-  compared.
-
-  Args:
-    spent: Function of the amount to compare at: `flops_at`, `tokens_at` or
-      `seconds_at`.
-    first: A run, as `read_run` returns it.
-    second: Another run, evaluated on the same validation text.
-
-  Returns:
-    The amount; the validation losses of both runs there; and `longer`, the
-    index, 0 or 1, of the run that spent over 2 % more in total, or `None`. If
-    the evaluated ranges do not overlap, the result is `None`.
-
-  Example:
-    >>> from spdf_jax.runs.read import PhaseRecord
-    >>> def toy(cost):
-    ...   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, cost, 9.0)
-    ...   rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (1, 4)]
-    ...   return RunRecord('toy', (phase,), tuple(rows))
-    >>> found = losses_at_equal(flops_at, toy(1.0), toy(2.0))
-    >>> found.spent, found.first, round(found.second, 3), found.longer
-    (4.0, 0.0, 1.5, 1)
-  """
-  curves = [pretraining_curve(run, spent=spent) for run in (first, second)]
-  if not all(len(amounts) for amounts, _ in curves):
-    return None
-  ends = [amounts[-1] for amounts, _ in curves]
-  most = min(ends)
-  if not most >= max(amounts[0] for amounts, _ in curves):
-    return None
-  if max(ends) <= _EQUAL * most:
-    final = [float(values[-1]) for _, values in curves]
-    return Comparison(float(most), final[0], final[1], None)
-  losses = [
-      float(np.interp(np.log(most), np.log(amounts), values))
-      for amounts, values in curves
-  ]
-  return Comparison(float(most), losses[0], losses[1], int(np.argmax(ends)))

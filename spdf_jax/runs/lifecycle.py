@@ -18,6 +18,7 @@ from spdf_jax.costs import plan_costs
 from spdf_jax.data import special_tokens
 from spdf_jax.runs import read
 from spdf_jax.runs import report
+from spdf_jax.runs import statements
 from spdf_jax.runs.read import RunRecord
 from spdf_jax.training import Run
 from spdf_jax.training.loop import processes
@@ -69,8 +70,9 @@ def finish(
     profile: Steps to trace, see `parse_window`.
 
   Returns:
-    A sentence with the path of the report; `None` without matplotlib, after a
-    warning, and in processes other than the main one.
+    Lines with the last loss, sparsity and seconds of the run, and with the path
+    of the report unless matplotlib is missing; `None` in processes other than
+    the main one.
 
   Raises:
     training.Interrupted: The process received a signal; a checkpoint is saved.
@@ -79,13 +81,14 @@ def finish(
   training.train(run, **begin(run, name), writers=writers, profile=profile)
   if not processes.is_main_process():
     return None
+  finished = read.read_run(run.workdir)
+  ending = statements.ending(name, finished)
   try:
-    finished = {name: read.read_run(run.workdir)}
-    path = report.write_report(run.workdir, finished)
+    path = report.write_report(run.workdir, {name: finished})
   except ImportError as error:  # The run is complete without plots.
     logger.warning('there is no report: %s', error)
-    return None
-  return f'{path} is written'
+    return ending
+  return f'{ending}\n{path} is written'
 
 
 def folder_name(workdir: str | os.PathLike[str]) -> str:

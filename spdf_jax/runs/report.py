@@ -8,6 +8,7 @@ from typing import Any
 
 from spdf_jax import files
 from spdf_jax.runs import curves
+from spdf_jax.runs import equal_cost
 from spdf_jax.runs import markdown
 from spdf_jax.runs import plots
 from spdf_jax.runs import read
@@ -409,6 +410,7 @@ def write_report(
           f'{label}: {phase.name}, {note}.' for label, run in runs.items()
           for phase in run.phases for note in phase.notes
       ]),
+      *equal_cost.losses_tables(runs),
       '## Findings',
       *_list(statements.find(runs)),
   ]

@@ -2,9 +2,9 @@
 """Statements of a report: sentences computed from runs."""
 
 from collections.abc import Mapping, Sequence
-import itertools
 
 from spdf_jax.runs import curves
+from spdf_jax.runs import equal_cost
 from spdf_jax.runs import markdown
 from spdf_jax.runs import read
 from spdf_jax.runs.read import PhaseRecord
@@ -186,122 +186,67 @@ def against_budget(label: str, run: RunRecord) -> str | None:
   return None
 
 
-_LEVEL = 0.005  # Nats; runs that differ by their seed differ by more.
-_SPENT = {
-    'tokens': curves.tokens_at,
-    'FLOPs': curves.flops_at,
-    'seconds': curves.seconds_at,
-}
-
-
-def at_equal(
-    what: str, labels: tuple[str, str], runs: tuple[RunRecord, RunRecord]
-) -> str | None:
-  """Compares the losses of two runs at equal tokens, FLOPs or seconds.
+def ending(label: str, run: RunRecord) -> str:
+  """Describes loss, sparsity and seconds of a run at its last step.
 
   Args:
-    what: `'tokens'`, `'FLOPs'` or `'seconds'`.
-    labels: Names of the runs in the text.
-    runs: Two runs.
+    label: Name of the run in the text.
+    run: A run.
 
   Returns:
-    A sentence; None if the runs cannot be compared, see `not_compared`.
+    A line without a full stop.
 
   Example:
-    >>> def toy(cost):
-    ...   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, cost, 9.0)
-    ...   rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (2, 4)]
-    ...   return RunRecord('toy', (phase,), tuple(rows))
-    >>> print(at_equal('tokens', ('a', 'b'), (toy(1.0), toy(2.0))))
-    ... # doctest: +NORMALIZE_WHITESPACE
-    After equal tokens of pre-training (64) a and b are equal: validation loss
-    0.000 of a, 0.000 of b.
-    >>> print(at_equal('FLOPs', ('a', 'b'), (toy(1.0), toy(2.0))))
-    ... # doctest: +NORMALIZE_WHITESPACE
-    After equal FLOPs of pre-training (4) a has the lower loss: validation loss
-    0.000 of a, 2.000 of b, but b is then in the middle of its learning-rate
-    schedule, which favours a.
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
+    >>> rows = ({'step': 4, 'train/loss': 2.5, 'validation/loss': 2.75,
+    ...          'sparsity/sparsified': 0.75, 'time/seconds': 3.0},)
+    >>> print(ending('toy', RunRecord('toy', (phase,), rows)))
+    toy ends at step 4: validation loss 2.750, sparsity 75%, 3.0 s of training
   """
-  found = None
-  if _texts(runs[0]) == _texts(runs[1]):
-    found = curves.losses_at_equal(_SPENT[what], *runs)
-  if found is None:
-    return None
-  losses = (found.first, found.second)
-  best = 0 if found.first <= found.second else 1
-  verdict = f'{labels[best]} has the lower loss'
-  if losses[0] == losses[1]:
-    verdict = f'{labels[0]} and {labels[1]} are equal'
-  elif abs(losses[0] - losses[1]) < _LEVEL:
-    verdict = (
-        f'{labels[0]} and {labels[1]} are level, as far as single runs show'
-    )
-  amount = markdown.number(found.spent, int(what == 'seconds'))
-  text = (
-      f'After equal {what} of pre-training ({amount}) {verdict}: '
-      f'validation loss {losses[best]:.3f} of {labels[best]}, '
-      f'{losses[1 - best]:.3f} of {labels[1 - best]}'
-  )
-  if found.longer is not None:
-    text += (
-        f', but {labels[found.longer]} is then in the middle of its '
-        f'learning-rate schedule, which favours {labels[1 - found.longer]}'
-    )
-  return f'{text}.'
+  last = run.phases[-1]
+  losses = [
+      f'{name} loss {value[1]:.3f}' for name in ('validation', 'target')
+      if (value := run.at_end(last, f'{name}/loss')) is not None
+  ]
+  measured = run.at_end(last, 'sparsity/sparsified')
+  zeros = [] if measured is None else [
+      f'sparsity {markdown.percent(measured[1])}'
+  ]
+  seconds = read.seconds_of(run, run.phases)
+  time = [] if seconds is None else [
+      f'{markdown.number(seconds, 1)} s of training'
+  ]
+  values = ', '.join([*losses, *zeros, *time])
+  return f'{label} ends at step {run.last_step:,}' + (values and f': {values}')
 
 
-def not_compared(
-    labels: tuple[str, str], runs: tuple[RunRecord, RunRecord]
-) -> str | None:
-  """Describes why the losses of two runs are not compared.
+def other_texts(runs: Mapping[str, RunRecord]) -> str | None:
+  """Warns of runs whose losses are of other tokens; None: there are none.
 
   Args:
-    labels: Names of the runs in the text.
-    runs: Two runs.
+    runs: Runs by label.
 
   Returns:
-    A sentence; None if they are compared at equal tokens, FLOPs and seconds, or
-    if a run has no evaluations in pre-training.
+    A sentence, or None.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
     >>> rows = ({'step': 4, 'validation/loss': 2.0},)
     >>> toy = lambda name: RunRecord(
     ...     'toy', (phase,), rows, data={'corpus': 'a', 'tokenizer': name})
-    >>> print(not_compared(('a', 'b'), (toy('bytes'), toy('bpe-300'))))
+    >>> print(other_texts({'a': toy('bytes'), 'b': toy('bpe-300')}))
     ... # doctest: +NORMALIZE_WHITESPACE
-    The losses of a and b are not compared, as they are of other tokens: corpus
-    'a' in tokens of 'bytes', and corpus 'a' in tokens of 'bpe-300'.
+    Losses of other tokens are not compared: a has corpus 'a' in tokens of
+    'bytes'; b has corpus 'a' in tokens of 'bpe-300'.
   """
-  if not all(len(curves.pretraining_curve(run)[0]) for run in runs):
+  groups = equal_cost.by_text(runs)
+  if len(groups) < 2:
     return None
-  first, second = map(_texts, runs)
-  if first != second:
-    return (
-        f'The losses of {" and ".join(labels)} are not compared, as they are '
-        f'of other tokens: {first}, and {second}.'
-    )
-  missing = [
-      what for what, spent in _SPENT.items()
-      if all(len(curves.pretraining_curve(r, spent=spent)[0]) for r in runs)
-      and curves.losses_at_equal(spent, *runs) is None
-  ]
-  if not missing:
-    return None
-  return (
-      f'{labels[0]} and {labels[1]} are not compared after equal '
-      f'{", ".join(missing)}, as all evaluations of one come before those of '
-      'the other; a lower eval_every in the config evaluates more often.'
+  of_each = '; '.join(
+      f'{", ".join(labels)} {"has" if len(labels) == 1 else "have"} {text}'
+      for text, labels in groups.items()
   )
-
-
-def _texts(run: RunRecord) -> str:
-  """Describes the tokens of which a run's validation loss is the mean."""
-  if not run.data:
-    return ''
-  return (
-      f'corpus {run.data["corpus"]!r} in tokens of {run.data["tokenizer"]!r}'
-  )
+  return f'Losses of other tokens are not compared: {of_each}.'
 
 
 def tasks(runs: Mapping[str, RunRecord]) -> str | None:
@@ -316,18 +261,6 @@ def tasks(runs: Mapping[str, RunRecord]) -> str | None:
   return (
       f'The tasks differ ({of_each}), so target perplexities and chrF are not '
       'comparable between them.'
-  )
-
-
-def seeds(runs: Mapping[str, RunRecord]) -> str | None:
-  """Warns that each label is one run; None if there is one label."""
-  if len(runs) < 2:
-    return None
-  return (
-      'Losses after equal amounts are interpolated between evaluations. Each '
-      'is of one run: others may differ by hundredths of a nat, or by more '
-      'where training is short. Compare means over seeds. Seconds also depend '
-      'on what else the machine does.'
   )
 
 
@@ -387,8 +320,8 @@ def find(runs: Mapping[str, RunRecord]) -> list[str]:
     runs: Runs by label.
 
   Returns:
-    Sentences: the baseline, masks, fine-tuning, cost and modeled wafer of each
-    run, then each pair of runs at equal tokens, FLOPs and seconds.
+    Sentences: the baseline, masks, fine-tuning and cost of each run, then what
+    the runs differ in that makes their losses incomparable.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
@@ -402,9 +335,5 @@ def find(runs: Mapping[str, RunRecord]) -> list[str]:
       for make in _OF_EACH
       for label, run in runs.items()
   ]
-  for labels in itertools.combinations(runs, 2):
-    pair = (runs[labels[0]], runs[labels[1]])
-    statements += [at_equal(what, labels, pair) for what in _SPENT]
-    statements.append(not_compared(labels, pair))
-  statements += [tasks(runs), seeds(runs)]
+  statements += [other_texts(runs), tasks(runs)]
   return [statement for statement in statements if statement]

@@ -11,8 +11,8 @@ import pytest
 from spdf_jax.runs import read
 from spdf_jax.runs.curves import dense_flops_at
 from spdf_jax.runs.curves import flops_at
-from spdf_jax.runs.curves import losses_at_equal
 from spdf_jax.runs.curves import pretraining_curve
+from spdf_jax.runs.equal_cost import losses_at_equal
 from spdf_jax.runs.markdown import escape
 from spdf_jax.runs.report import generations_table
 from spdf_jax.runs.report import runs_table
@@ -146,16 +146,26 @@ def test_flops_add_up_over_phases(runs):
   assert dense_flops_at(run, 110) == pytest.approx(1000 + 40)
 
 
-def test_losses_that_hardly_differ_are_level(tmp_path):
-  found = {
+def test_losses_of_several_runs_are_one_table_without_a_verdict(tmp_path):
+  five = {
       name: make_run(
           tmp_path / name, [phase('pre', 0, 100, 0.0)],
-          [evaluation(100, math.exp(loss), 20.0)],
-      ) for name, loss in (('a', 4.923), ('b', 4.924), ('c', 4.93))
+          [evaluation(steps, math.exp(loss), 20.0) for steps in (50, 100)],
+      ) for name, loss in zip('abcde', (4.923, 4.924, 4.93, 4.5, 4.6))
   }
-  text = write_report(tmp_path / 'report', found).read_text()
-  assert 'of pre-training (1,600) a and b are level, as far as single' in text
-  assert 'tokens of pre-training (1,600) a has the lower loss: ' in text
+  text = write_report(tmp_path / 'report', five).read_text()
+  start = text.index('| run | after ')
+  table = text[start:text.index('\n\n', start)]
+  assert table.splitlines()[0] == (
+      '| run | after 1,600 tokens | after 1,000 FLOPs |'
+  )
+  assert [row[:2] for row in cells(table)] == [
+      ['a', '4.923'], ['b', '4.924'], ['c', '4.930'], ['d', '4.500'],
+      ['e', '4.600'],
+  ]
+  assert 'so compare means over seeds' in text
+  for word in ('better', 'level', 'lower loss', '†', ' – |'):
+    assert word not in text[start:text.index('## Plots')]
 
 
 def test_the_report_states_the_tokens_of_the_validation(runs, tmp_path):
@@ -212,14 +222,16 @@ def test_curves_leave_out_step_zero_and_fine_tuning(runs):
 
 
 def test_losses_at_equal_flops_are_interpolated_where_the_shorter_ends(runs):
-  found = losses_at_equal(flops_at, runs['dense'], runs['sparse|75'])
-  assert found.spent == pytest.approx(520)
+  both = [runs['dense'], runs['sparse|75']]
+  comparison = losses_at_equal(flops_at, both)
+  assert comparison.spent == pytest.approx(520)
   share = math.log(520 / 400) / math.log(1000 / 400)
-  assert found.first == pytest.approx(4 - 2 * share)
-  assert found.second == pytest.approx(2.5)
-  assert found.longer == 0
-  swapped = losses_at_equal(flops_at, runs['sparse|75'], runs['dense'])
-  assert swapped == (found.spent, found.second, found.first, 1)
+  assert comparison.losses == pytest.approx((4 - 2 * share, 2.5))
+  assert comparison.longer == (True, False)
+  swapped = losses_at_equal(flops_at, both[::-1])
+  assert swapped == (
+      comparison.spent, comparison.losses[::-1], (False, True)
+  )
 
 
 def test_curves_that_do_not_overlap_are_not_compared(tmp_path, runs):
@@ -228,15 +240,18 @@ def test_curves_that_do_not_overlap_are_not_compared(tmp_path, runs):
       [phase('sparse', 0, 80, 0.75)],
       [evaluation(10, 9.0, 9.0)],
   )
-  assert losses_at_equal(flops_at, runs['dense'], short) is None
+  assert losses_at_equal(flops_at, [runs['dense'], short]) is None
   text = write_report(
       tmp_path / 'report', {'dense': runs['dense'], 'short': short}
   ).read_text()
-  assert (
-      'dense and short are not compared after equal tokens, FLOPs, as all '
-      'evaluations of one come before those of the other; a lower eval'
-  ) in text
-  assert 'After equal FLOPs' not in text
+  assert '| run | after equal tokens | after equal FLOPs |\n' in text
+  assert '| short | – | – |' in text
+  assert 'all evaluations of the run come before those of another; a l' in text
+  # The others are compared without the run that is too short.
+  comparison = losses_at_equal(
+      flops_at, [short, runs['dense'], runs['sparse|75']]
+  )
+  assert comparison.spent == 520 and comparison.losses[0] is None
 
 
 def test_losses_of_other_tokens_are_not_compared(tmp_path, runs):
@@ -253,14 +268,12 @@ def test_losses_of_other_tokens_are_not_compared(tmp_path, runs):
   found = {'dense': runs['dense'], 'other': other, 'tuned': tuned}
   text = write_report(tmp_path / 'report', found).read_text()
   assert (
-      "The losses of dense and other are not compared, as they are of other "
-      "tokens: corpus 'text' in tokens of 'bytes', and corpus 'text' in tokens "
-      "of 'bpe-300'."
+      "Losses of other tokens are not compared: dense, tuned have corpus "
+      "'text' in tokens of 'bytes'; other has corpus 'text' in tokens of "
+      "'bpe-300'."
   ) in text
-  assert not [
-      line for line in text.splitlines()
-      if 'After equal' in line and 'of other' in line
-  ]
+  table = text[text.index('| run | after 1,600 tokens |'):].split('\n\n')[0]
+  assert [row[0] for row in cells(table)] == ['dense', 'tuned']
   assert '| bigram baseline of other |' in text
   assert 'The tasks differ (other: e2e, tuned: dart), so target perpl' in text
 
@@ -279,13 +292,9 @@ def test_statements_are_computed_from_the_runs(tmp_path, runs):
       '* Pre-training of sparse\\|75 took 520 FLOPs (0.520 of those of the '
       'same steps dense); all training took 600 FLOPs (0.556 of those of the '
       'same steps dense).\n',
-      'After equal FLOPs of pre-training (520) sparse\\|75 has the lower loss: '
-      'validation loss 2.500 of sparse\\|75, 3.427 of dense, but dense is '
-      'then in the middle of its learning-rate schedule, which favours '
-      'sparse\\|75.\n',
-      'After equal tokens of pre-training (1,600) dense has the lower loss: '
-      'validation loss 2.000 of dense, 2.500 of sparse\\|75.\n',
-      'Compare means over seeds.',
+      '| run | after 1,600 tokens | after 520 FLOPs |\n| --- | ---: | ---: |'
+      '\n| dense | 2.000 | 3.427† |\n| sparse\\|75 | 2.500 | 2.500 |\n\n',
+      '† The run takes more in all and is there in the middle of its learning-',
       '* dense: 12,345 parameters (preset tiny). Computed by hand.',
       '75: 12,345 parameters (preset tiny), 6,789 of them in sparsified',
       'matrices. Zeros over all parameters: 41.2% after sparse. Computed',
@@ -393,7 +402,7 @@ def test_fine_tuning_of_another_run_is_not_called_pre_training(
   assert '* Fine-tuning of tuned took 72 FLOPs (0.500 of those of' in text
   both = {'dense': runs['dense'], 'tuned': tuned}
   text = write_report(tmp_path / 'two', both).read_text()
-  assert 'After equal' not in text
+  assert '| run | after' not in text
 
 
 def test_a_report_without_runs_is_refused(tmp_path):
