@@ -124,10 +124,11 @@ def polish(ax: Any) -> None:
 
 
 def log_ticks(ax: Any) -> None:
-  """Labels a logarithmic x axis at 1, 2 and 5 times powers of ten.
+  """Labels a logarithmic x axis at round numbers, at least three if it can.
 
-  Axes with fewer than two such ticks are widened to the next ones; over more
-  than two decades only powers of ten are labelled.
+  These are powers of ten, or also 3 times them, or 2 and 5, or 1.5, 2, 3, 4, 6
+  and 8: the first of these with three ticks on the axes. Axes with fewer than
+  two of the last are widened to the next ones.
 
   Args:
     ax: Axes with final limits, which this function may widen.
@@ -142,10 +143,12 @@ def log_ticks(ax: Any) -> None:
   """
   low, high = ax.get_xlim()
   powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-  steps = (1,) if high > 100 * low else (1, 2, 5)
-  places = [(step, power) for power in powers for step in steps]
   value = lambda place: place[0] * 10.0 ** place[1]
-  inside = [place for place in places if low <= value(place) <= high]
+  for steps in ([1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 4, 6, 8]):
+    places = [(step, power) for power in powers for step in steps]
+    inside = [place for place in places if low <= value(place) <= high]
+    if len(inside) >= 3:
+      break
   if len(inside) < 2:
     low = max((value(p) for p in places if value(p) <= low), default=low)
     high = min((value(p) for p in places if value(p) >= high), default=high)

@@ -13,6 +13,7 @@ from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.plots import plot_layer_sparsity
 from spdf_jax.runs.plots import plot_loss_over_flops
 from spdf_jax.runs.plots import plot_loss_over_steps
+from spdf_jax.runs.plots import plot_mask
 from spdf_jax.runs.plots import plot_mask_updates
 
 pytestmark = pytest.mark.ci
@@ -104,8 +105,8 @@ def test_loss_over_flops_is_legible_over_any_span(scale, growth):
   (ax,) = figure.axes
   names = [label.get_text() for label in tick_labels_of(ax.xaxis)]
   names = [name for name in names if name]
-  assert len(names) >= 2
-  form = r'\$\\mathdefault\{([25] × )?10\^\{\d+\}\}\$'
+  assert len(names) >= 3
+  form = r'\$\\mathdefault\{((1\.5|[234568]) × )?10\^\{\d+\}\}\$'
   assert all(re.fullmatch(form, name) for name in names)
   notes = [t for t in ax.texts if t.get_text().startswith('end of')]
   for note in notes:
@@ -204,3 +205,37 @@ def test_a_run_without_logged_sparsities_is_reported_to_have_none():
   run = read.RunRecord('toy', (phase,), ({'step': 4},))
   figure = plot_layer_sparsity({'toy': run})
   assert figure.get_suptitle() == 'No sparsities were logged'
+
+
+def test_exploration_jumps_at_the_mask_update_before_it_is_logged():
+  phase = read.PhaseRecord(
+      'p', 0, 30, 2, 8, 'text', 0.5, 480, 1e9, 1e9, (12, 18)
+  )
+  rows = [
+      {'step': step, 'sparsity/exploration': share}
+      for step, share in ((10, 0.5), (20, 0.75), (30, 0.75))
+  ]
+  figure = plot_mask_updates({'toy': read.RunRecord('toy', (phase,), rows)})
+  line = next(
+      x for x in figure.axes[0].get_lines()
+      if x.get_color() == style.COLORS[2]
+  )
+  assert line.get_drawstyle() == 'steps-post'
+  assert line.get_xydata().tolist() == [
+      [10, 50], [18, 75], [20, 75], [30, 75]
+  ]
+
+
+def test_a_picture_of_a_mask_shows_its_kept_weights():
+  kept = np.zeros((2, 3, 4), bool)
+  kept[1, 2, :2] = True
+  mask = {'a': kept, 'b': None, **{f'c{i:02}': kept[0] for i in range(20)}}
+  figure = plot_mask(mask, most=5)
+  assert [ax.get_title() for ax in figure.axes[:5]] == [
+      'a: 91.7% zeros', *(f'c{i:02}: 100% zeros' for i in range(4))
+  ]
+  shown = figure.axes[0].get_images()[0].get_array()
+  np.testing.assert_array_equal(shown, kept.reshape(6, 4))
+  assert figure.get_suptitle() == 'The first 5 of 21 matrices'
+  with pytest.raises(ValueError, match='mask has no sparsified leaf; give'):
+    plot_mask({'b': None})
