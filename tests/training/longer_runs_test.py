@@ -3,6 +3,7 @@
 import pytest
 
 from configs import common
+import spdf_jax as spdf
 from spdf_jax import training
 from spdf_jax.training.loop.metrics import read_rows
 from tests.quickstart_runs import small_config
@@ -134,3 +135,31 @@ def test_the_workdir_of_another_config_names_the_way_on(finished):
       f'another workdir and --config.resume={finished}@b.'
   )):
     run.open(finished)
+
+
+def test_another_batch_size_within_a_phase_starts_from_the_parameters(
+    tmp_path
+):
+  begun, other = dict(a=phase(8)), dict(a=phase(6, batch_size=2))
+  run = make_run(begun).open(tmp_path / 'begun')
+  state = run.state
+  for step in range(5):
+    step_fn, state = run.programs.prepare_step(state, step)
+    state, _ = step_fn(state, run.programs.device_batch_at(step))
+  state = run.programs.to_dense(state)
+  run.checkpoints.save(state, run.best)
+  run.close()
+  for start in (tmp_path / 'begun', tmp_path / 'other'):
+    source = dict(resume=f'{tmp_path / "begun"}')
+    with pytest.raises(ValueError, match=(
+        rf'config.init_from={tmp_path / "begun"}\b'
+    )):
+      make_run(other, **source if start.name == 'other' else {}).open(start)
+  run = make_run(other, init_from=f'{tmp_path / "begun"}').open(
+      tmp_path / 'other'
+  )
+  assert_same_arrays(run.state.params, state.params)
+  assert_same_arrays(
+      spdf.get_mask(run.state.opt_state), spdf.get_mask(state.opt_state)
+  )
+  assert int(training.train(run).step) == 6

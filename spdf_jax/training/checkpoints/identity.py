@@ -169,7 +169,11 @@ def refuse_other_past(
         'own steps depend on'
     )
   elif changed and not past:
-    fix = 'other phases follow from the end of one, WORKDIR@PHASE'
+    fix = (
+        'other phases follow from the end of one, WORKDIR@PHASE; within one, '
+        f'config.init_from={checkpoint.parents[1]} goes on from the parameters '
+        'alone'
+    )
   refuse_difference(checkpoint, 'config', found, expected, fix)
   return stored, past
 

@@ -105,11 +105,15 @@ def check_workdir(
           for step in saved_steps(workdir)[-1:]
       ]
       then = ''
-      if ends and ends[0] and all(x.startswith('phases.') for x in different):
-        then = (
-            ' To go on from its whole state with other phases, give another '
-            f'workdir and --config.resume={workdir}@{[*ends[0]][-1]}.'
+      if ends and all(x.startswith('phases.') for x in different):
+        given = (
+            'whole state with other phases, give another workdir and '
+            f'--config.resume={workdir}@{[*ends[0]][-1]}'
+        ) if ends[0] else (
+            'parameters alone with other phases, give another workdir and '
+            f'--config.init_from={workdir}'
         )
+        then = f' To go on from its {given}.'
       raise ValueError(
           f'workdir {str(workdir)!r} belongs to another config: '
           f'{"; ".join(different[:5])}; give another workdir or the config it '
