@@ -4,6 +4,7 @@ import collections
 from collections.abc import Iterable, Sequence
 import itertools
 import math
+import operator
 import re
 from typing import Any
 
@@ -234,9 +235,20 @@ def _lowered_by(run: Run) -> str:
 
 
 def _step_memory(run: Run) -> dict[tuple[int, int], int]:
-  """Returns the temporary bytes of the step compiled for each batch shape."""
+  """Returns the temporary bytes of the compiled step, by batch shape.
+
+  A shape with no more tokens and no longer sequences than another needs less,
+  so it is not compiled.
+  """
   shapes = dict.fromkeys((p.batch_size, p.length) for p in run.plan.phases)
-  compiled = {shape: run.programs.compile_step(*shape) for shape in shapes}
+  sizes = {shape: (math.prod(shape), shape[1]) for shape in shapes}
+  largest = [
+      shape for shape in shapes if not any(
+          other != shape and all(map(operator.ge, sizes[other], sizes[shape]))
+          for other in shapes
+      )
+  ]
+  compiled = {shape: run.programs.compile_step(*shape) for shape in largest}
   return {
       shape: step.memory_analysis().temp_size_in_bytes
       for shape, step in compiled.items()

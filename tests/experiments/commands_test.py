@@ -361,3 +361,15 @@ def test_a_run_in_the_current_folder_has_the_name_of_the_folder(
   )
   assert runs.launch(config, '.').name == 'run'
   assert '| run |' in (tmp_path / 'run' / 'report.md').read_text()
+
+
+@pytest.mark.parametrize('other, compiled', [
+    (dict(batch_size=2), ['4 x 32']),
+    (dict(batch_size=16, length=16), ['4 x 32', '16 x 16']),
+])
+def test_a_dry_run_compiles_steps_that_may_take_most_memory(other, compiled):
+  run = make_run(**{
+      f'phases__continuation__{name}': value for name, value in other.items()
+  })
+  text = format_plan(run, 'plan')
+  assert re.findall(r'temporaries of a step of (\d+ x \d+)', text) == compiled
