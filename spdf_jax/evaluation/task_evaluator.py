@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import json
+import logging
 import os
 import pathlib
 from typing import Any
@@ -16,6 +17,8 @@ from spdf_jax.evaluation.loss import Evaluator
 from spdf_jax.evaluation.texts import References
 
 Generate = Callable[[Any, Sequence[Sequence[int]]], Sequence[Sequence[int]]]
+
+logger = logging.getLogger('spdf_jax')
 
 
 def write_json_lines(path: pathlib.Path, records: Sequence[Any]) -> None:
@@ -87,6 +90,7 @@ def task_evaluator(
   contexts = [decode(prompt) for prompt in prompts]
 
   def evaluate(step: int, params: Any) -> Iterator[tuple[str, float]]:
+    logger.info('step %d: generating %d texts', step, len(prompts))
     generations = generate(params, prompts)
     answers = [decode(generation) for generation in generations]
     records = [

@@ -146,10 +146,9 @@ class Evaluations:
 
 
 def _show(step: int, row: Mapping[str, Any]) -> None:
-  logger.info(
-      'step %d: %s', step,
-      '  '.join(f'{k} {row[k]:.2f}' for k in _SHOWN if k in row),
-  )
+  values = '  '.join(f'{k} {row[k]:.2f}' for k in _SHOWN if k in row)
+  if values:
+    logger.info('step %d: %s', step, values)
 
 
 def _sparsities(run: Run, step: int, state: TrainState) -> dict[str, float]:

@@ -105,6 +105,9 @@ def train(
     log = progresses.TrainLog(
         writer, progress, run, progresses.skipped_in(rows, start)
     )
+    if step < run.plan.total_steps:
+      phase = run.plan.phase_at(step)
+      logger.info('compiling the step of phase %r', phase.name)
     with Profiler(profile, run.workdir / 'profile') as profiler:
       while step < run.plan.total_steps:
         profiler.before_step(step + 1, state)
