@@ -83,8 +83,8 @@ def mirrored(workdir: str | os.PathLike[str], url: str) -> Iterator[None]:
     )
   try:
     with extras.one_sentence(f'mirror {url!r} cannot be read', fix):
-      steps, found_id = mirror.read_manifest()
-    mirror.check(steps, found_id)
+      steps, remote_id = mirror.read_manifest()
+    mirror.check(steps, remote_id)
     with extras.one_sentence(f'mirror {url!r} cannot be read', fix):
       if steps and not workdirs.saved_steps(workdir):
         mirror.pull()
@@ -160,12 +160,12 @@ class _Mirror:
     steps = {int(p[1]) for p in parts if p[0] == 'checkpoints'}
     return sorted(steps), str(manifest['id'])
 
-  def check(self, steps: list[int], found_id: str | None) -> None:
+  def check(self, steps: list[int], remote_id: str | None) -> None:
     """Raises ValueError unless workdir and mirror are of one run."""
     path = self._workdir / _ID
     own_id = path.read_text() if path.exists() else None
     saved = workdirs.saved_steps(self._workdir)
-    if found_id is not None and saved and own_id != found_id:
+    if remote_id is not None and saved and own_id != remote_id:
       raise ValueError(
           f'mirror {self._url!r} is the copy of another workdir than '
           f'{str(self._workdir)!r}; give another mirror, or a new workdir.'
@@ -176,7 +176,7 @@ class _Mirror:
           f'workdir {str(self._workdir)!r} ends at {saved[-1]}, since the run '
           'went on elsewhere; give a new workdir, to which it is copied.'
       )
-    self._id = found_id or self._id
+    self._id = remote_id or self._id
 
   def pull(self) -> None:
     """Copies the mirror to the workdir, its checkpoints last."""
