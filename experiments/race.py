@@ -377,11 +377,11 @@ def check_spread(
       done[pool.Job(entry.arm, best, seed).name][arms.PRETRAINED]
       for seed in entry.tuning_seeds
   ]
-  found = max(losses) - min(losses)
-  if not found <= spread:
+  difference = max(losses) - min(losses)
+  if not difference <= spread:
     raise ValueError(
         f'at the best of its rates, {best["rate"]:g}, the losses of '
-        f'{entry.arm.folder} spread over {found:.3f} nats, more than '
+        f'{entry.arm.folder} spread over {difference:.3f} nats, more than '
         f'{spread:g}: too many to choose by; give lower rates.'
     )
 

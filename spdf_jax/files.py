@@ -235,16 +235,16 @@ def check_private(path: str | os.PathLike[str]) -> None:
   """
   if not hasattr(os, 'geteuid'):
     return
-  found = os.stat(path)
-  if found.st_uid != os.geteuid():
+  info = os.stat(path)
+  if info.st_uid != os.geteuid():
     raise ValueError(
-        f'{path} belongs to the user with the id {found.st_uid}, who could '
+        f'{path} belongs to the user with the id {info.st_uid}, who could '
         'replace the compiled code there; use a cache folder of your own, e.g. '
         'by setting XDG_CACHE_HOME.'
     )
-  if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+  if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
     raise ValueError(
-        f'{path} has mode {stat.S_IMODE(found.st_mode):o}, so that other users '
+        f'{path} has mode {stat.S_IMODE(info.st_mode):o}, so that other users '
         'could replace the compiled code there; delete it, or run chmod -R '
         'go-w on it if you trust its files.'
     )
@@ -276,12 +276,12 @@ def read_object(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
   if path.exists() and not path.is_file():
     raise ValueError(f'{path} is not a regular file; {fix}')
   try:
-    found = json.loads(path.read_bytes())
+    value = json.loads(path.read_bytes())
   except (ValueError, RecursionError) as error:
     raise ValueError(f'{path} is not JSON ({error}); {fix}') from error
-  if not isinstance(found, dict):
+  if not isinstance(value, dict):
     raise ValueError(f'{path} holds no JSON object; {fix}')
-  return found
+  return value
 
 
 def seal(fields: Mapping[str, Any]) -> dict[str, Any]:

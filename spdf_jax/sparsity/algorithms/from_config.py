@@ -230,13 +230,13 @@ def initial_masks_of(spec: Mapping[str, Any]) -> list[str]:
     >>> initial_masks_of({'name': 'static', 'sparsity': 0.8, 'init': 'nonzero'})
     ['nonzero']
   """
-  found = []
+  init_names = []
   for member in member_specs(spec):
     parameter = _init_parameter(member)
     if parameter is not None:
       init = member.get('init') or parameter.default
-      found.append(init if isinstance(init, str) else init.__name__)
-  return list(dict.fromkeys(found))
+      init_names.append(init if isinstance(init, str) else init.__name__)
+  return list(dict.fromkeys(init_names))
 
 
 def with_default_init(spec: Mapping[str, Any], init: str) -> dict[str, Any]:

@@ -87,10 +87,10 @@ def check_workdir(
   """
   files.refuse_url(workdir, 'workdir')
   workdir = pathlib.Path(workdir)
-  found = next(p for p in (workdir, *workdir.absolute().parents) if p.exists())
-  if not found.is_dir():
+  path = next(p for p in (workdir, *workdir.absolute().parents) if p.exists())
+  if not path.is_dir():
     raise NotADirectoryError(
-        f'workdir {str(workdir)!r} cannot be written, since {str(found)!r} is '
+        f'workdir {str(workdir)!r} cannot be written, since {str(path)!r} is '
         'a file; give a writable directory.'
     )
   refuse_linked_folders(workdir)
@@ -153,15 +153,15 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
     expected = identity.describe_arrays({'params': params})
     if of_params != expected:
       # Imported weights have a config of their model alone.
-      found = identity.flatten({'model': meta['config']['model']})
+      model = identity.flatten({'model': meta['config']['model']})
       fields = {
           name: value for name, value in identity.run_identity(config).items()
           if name.startswith('model.') and name not in _NOT_OF_ARRAYS
       }
       identity.refuse_difference(
           checkpoint, 'model',
-          {name: found[name] for name in fields if name in found},
-          {name: fields[name] for name in fields if name in found},
+          {name: model[name] for name in fields if name in model},
+          {name: fields[name] for name in fields if name in model},
       )
     identity.refuse_difference(checkpoint, 'model', of_params, expected)
   # That a densified one is followed by a dense phase is checked with its state.
