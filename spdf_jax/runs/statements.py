@@ -15,8 +15,8 @@ def _last_in(
     run: RunRecord, phases: Sequence[PhaseRecord], key: str
 ) -> tuple[int, float] | None:
   """Returns the last step and value of `key` in phases, or None."""
-  found = [run.at_end(phase, key) for phase in phases]
-  return next((f for f in reversed(found) if f is not None), None)
+  ends = [run.at_end(phase, key) for phase in phases]
+  return next((end for end in reversed(ends) if end is not None), None)
 
 
 def against_bigram(label: str, run: RunRecord) -> str | None:
@@ -251,13 +251,13 @@ def other_texts(runs: Mapping[str, RunRecord]) -> str | None:
 
 def tasks(runs: Mapping[str, RunRecord]) -> str | None:
   """Warns of runs that were fine-tuned on other tasks; None: there are none."""
-  found = {
+  by_label = {
       label: run.data['task'] for label, run in runs.items()
       if run.data.get('task')
   }
-  if len(set(found.values())) < 2:
+  if len(set(by_label.values())) < 2:
     return None
-  of_each = ', '.join(f'{label}: {task}' for label, task in found.items())
+  of_each = ', '.join(f'{label}: {task}' for label, task in by_label.items())
   return (
       f'The tasks differ ({of_each}), so target perplexities and chrF are not '
       'comparable between them.'
