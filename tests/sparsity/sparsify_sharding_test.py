@@ -10,8 +10,11 @@ import subprocess
 import sys
 import textwrap
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import spdf_jax as spdf
 from tests.tiers import slow_except
 
 pytestmark = pytest.mark.sharding
@@ -222,6 +225,12 @@ ADAPTERS = textwrap.dedent('''
     print(json.dumps(found))
 ''')
 
+KEYS = textwrap.dedent('''
+    params = {'w': jnp.zeros((4, 8)), 'v': jnp.zeros((8, 8))}
+    mask = spdf.init.random(jax.random.key(0), params, 0.75)
+    print(json.dumps({name: leaf.tolist() for name, leaf in mask.items()}))
+''')
+
 
 @functools.cache
 def run(name, script=UPDATES):
@@ -285,3 +294,10 @@ def test_the_default_mesh_works_without_jit():
 @pytest.mark.parametrize('axes', ['Auto', 'Explicit'])
 def test_adapters_of_sharded_matrices_train_as_on_one_device(axes):
   assert run('adapters', ADAPTERS)[axes]
+
+
+def test_masks_of_a_key_are_those_of_one_device():
+  assert jax.device_count() == 1
+  params = {'w': jnp.zeros((4, 8)), 'v': jnp.zeros((8, 8))}
+  mask = spdf.init.random(jax.random.key(0), params, 0.75)
+  assert run('', KEYS) == {name: leaf.tolist() for name, leaf in mask.items()}
