@@ -130,7 +130,7 @@ def _phase_rows(run: Run) -> list[list[str]]:
       'phase', 'steps', 'batch', 'tokens', 'learning rate: first, peak, last'
   ]]
   for phase in run.plan.phases:
-    all_rates = jax.vmap(phase.learning_rate)(jnp.arange(phase.steps))
+    all_rates = jax.jit(jax.vmap(phase.learning_rate))(jnp.arange(phase.steps))
     rates = all_rates[0], all_rates.max(), all_rates[-1]
     rows.append([
         phase.name,
