@@ -394,7 +394,8 @@ def _explored(run: RunRecord) -> tuple[list[int], list[float]]:
   from the last of them on.
   """
   updates = [step for phase in run.phases for step in phase.mask_updates]
-  steps, values = [], []
+  steps: list[int] = []
+  values: list[float] = []
   before = -1
   for step, share in zip(*run.series('sparsity/exploration')):
     since = [x for x in updates if before <= x < step]
