@@ -269,8 +269,8 @@ def test_a_window_needs_the_token_after_it(counting):
     key=st.lists(st.integers(-2**70, 2**70), max_size=4).map(tuple),
 )
 def test_permute_is_a_bijection(size, key):
-  found = permute(np.arange(size), size, key)
-  assert np.array_equal(np.sort(found), np.arange(size))
+  permuted = permute(np.arange(size), size, key)
+  assert np.array_equal(np.sort(permuted), np.arange(size))
 
 
 @settings(deadline=None, max_examples=100)
@@ -281,9 +281,9 @@ def test_permute_stays_in_range_and_apart_at_any_size(size, seed, data):
   index = data.draw(
       st.lists(st.integers(0, size - 1), min_size=1, unique=True)
   )
-  found = permute(np.array(index), size, (seed,))
-  assert found.min() >= 0 and found.max() < size
-  assert len(set(found.tolist())) == len(index)
+  permuted = permute(np.array(index), size, (seed,))
+  assert permuted.min() >= 0 and permuted.max() < size
+  assert len(set(permuted.tolist())) == len(index)
 
 
 @settings(deadline=None, max_examples=100)

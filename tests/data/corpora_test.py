@@ -171,10 +171,10 @@ def test_processes_that_build_at_once_get_the_same_corpus(corpus, tmp_path):
   ]
   for child in children:
     child.start()
-  found = {results.get(timeout=120) for _ in children}
+  fingerprints = {results.get(timeout=120) for _ in children}
   for child in children:
     child.join()
-  assert found == {corpus.fingerprint}
+  assert fingerprints == {corpus.fingerprint}
   assert os.listdir(tmp_path) == [folder(tmp_path).name]
 
 
@@ -212,8 +212,8 @@ def test_tests_tables_and_packages_are_left_out(tmp_path):
     path.write_text('left out')
   (tmp_path / 'pkg' / 'b.py').write_text('b')
   (tmp_path / 'a.py').write_text('a')
-  found = stdlib.module_sources(tmp_path)
-  assert found == [('a', 'a'), ('pkg', 'package'), ('pkg.b', 'b')]
+  sources = stdlib.module_sources(tmp_path)
+  assert sources == [('a', 'a'), ('pkg', 'package'), ('pkg.b', 'b')]
 
 
 def test_sources_are_decoded_as_they_declare(tmp_path):

@@ -130,10 +130,10 @@ def test_with_room_for_all_the_best_of_all_is_found(refill, length_penalty):
       return sum(logs) / len(new) ** length_penalty
 
     best = max(every, key=score)
-    (found,) = run(
+    (text,) = run(
         table, PROMPTS[1:2], search, room=room, batch_size=1
     )
-    assert found == (best[:-1] if best[-1] == 0 else best)
+    assert text == (best[:-1] if best[-1] == 0 else best)
 
 
 def test_a_lost_place_changes_what_is_found():
@@ -163,11 +163,11 @@ def test_the_search_stops_where_nothing_can_become_better():
 
   ends_at_once = np.zeros((V, V, V), np.float32)
   ends_at_once[..., 0] = 50.0
-  found = beam_search(
+  texts = beam_search(
       Counting(), ends_at_once, PROMPTS, max_new_tokens=100, end_of_text=0,
       batch_size=3, length=200,
   )
-  assert found == [[], [], []]
+  assert texts == [[], [], []]
   assert len(calls) == 2  # The prompts, and the end.
 
 
@@ -175,7 +175,7 @@ def test_the_search_stops_where_nothing_can_become_better():
 def test_a_beam_that_no_token_may_extend_ends_with_what_it_has(refill):
   search = BeamSearch(120, no_repeat_ngram=1, refill=refill)
   table = make_table(0)
-  for prompt, found in zip(PROMPTS, run(table, search=search, room=6, ends=())):
+  for prompt, text in zip(PROMPTS, run(table, search=search, room=6, ends=())):
 
     def total(new, prompt=prompt):
       return sum(
@@ -183,7 +183,7 @@ def test_a_beam_that_no_token_may_extend_ends_with_what_it_has(refill):
           for i in range(V)
       )
 
-    assert found == max(map(list, itertools.permutations(range(V))), key=total)
+    assert text == max(map(list, itertools.permutations(range(V))), key=total)
 
 
 def test_beams_of_a_model_keep_their_own_cache():

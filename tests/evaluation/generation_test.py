@@ -146,8 +146,8 @@ def test_model_is_traced_once_for_prompts_of_like_length():
   run([[4, 4, 4, 4], [2]], end_of_text=8)
   assert set(traces) == {(2, 8)}
   assert len(traces) <= 3  # For shapes, the prompts and the loop.
-  found = run([[1], [2] * 9, [5] * 3, [6], [7] * 16, [3] * 12], end_of_text=9)
-  assert [new[0] for new in found] == [2, 3, 6, 7, 8, 4]
+  texts = run([[1], [2] * 9, [5] * 3, [6], [7] * 16, [3] * 12], end_of_text=9)
+  assert [new[0] for new in texts] == [2, 3, 6, 7, 8, 4]
   # Prompts of 1; 3 and 4; 9 to 16 tokens.
   assert set(traces) == {(2, 5), (2, 7), (2, 8), (2, 20)}
 
@@ -205,13 +205,13 @@ def test_a_cache_changes_no_logit(model):
   want = jax.jit(model.apply)({'params': params}, tokens)
   decoder = CachedModel(model)
   cache, step = decoder.create_cache(3, 14), jax.jit(decoder)
-  found = []
+  parts = []
   for part in ([0, 1, 2, 3, 4], [5], [6], [7, 8, 9, 10, 11]):
     at = np.broadcast_to(part, (3, len(part)))
     logits, cache = step(params, cache, tokens[:, part], at)
-    found.append(logits)
+    parts.append(logits)
   np.testing.assert_allclose(
-      np.concatenate(found, axis=1), want, rtol=2e-5, atol=2e-5
+      np.concatenate(parts, axis=1), want, rtol=2e-5, atol=2e-5
   )
 
 
@@ -225,7 +225,7 @@ def test_rows_at_other_positions_share_a_batch(model):
   prompts = [[5], [3, 9, 2, 8, 1, 7], [4, 4, 4], [30, 1, 2, 3]]
   together = run(prompts, batch_size=4)
   assert together == [run([p], batch_size=1)[0] for p in prompts]
-  rows = [prompt + found for prompt, found in zip(prompts, together)]
+  rows = [prompt + new for prompt, new in zip(prompts, together)]
   padded = np.array([row + [0] * (20 - len(row)) for row in rows])
   logits = jax.jit(model.apply)({'params': params}, padded)
   for prompt, row, scores in zip(prompts, rows, logits):
@@ -300,11 +300,11 @@ def test_streamed_tokens_are_those_of_generate(choose):
   rest = dict(max_new_tokens=5, end_of_text=-1, length=24)
   if choose is not None:
     rest |= dict(choose=choose, key=np.int64(3))
-  found = list(stream(decoder, params, [7, 1, 19], **rest))
+  streamed = list(stream(decoder, params, [7, 1, 19], **rest))
   (wanted,) = generate_with(
       decoder, params, [[7, 1, 19]], batch_size=1, **rest
   )
-  assert found == wanted and len(found) == 5
+  assert streamed == wanted and len(streamed) == 5
   rest['end_of_text'] = wanted[2]
   until = wanted.index(wanted[2])
   assert list(stream(decoder, params, [7, 1, 19], **rest)) == wanted[:until]

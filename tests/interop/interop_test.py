@@ -167,22 +167,22 @@ def test_tensors_are_written_as_the_library_writes_them(tmp_path):
 
 
 def test_gpt_matrices_are_written_in_out_and_attention_in_one(saved):
-  params, found = make_params(GPT), read(saved / 'gpt/model.safetensors')
+  params, tensors = make_params(GPT), read(saved / 'gpt/model.safetensors')
   layer = params['h_1']
   joined = np.concatenate(
       [layer['attn'][w]['kernel'] for w in ('wq', 'wk', 'wv')], axis=1
   )
   name = 'transformer.h.1.{}.weight'.format
-  np.testing.assert_array_equal(found[name('attn.c_attn')], joined)
+  np.testing.assert_array_equal(tensors[name('attn.c_attn')], joined)
   np.testing.assert_array_equal(
-      found[name('mlp.c_fc')], layer['mlp']['wi']['kernel']
+      tensors[name('mlp.c_fc')], layer['mlp']['wi']['kernel']
   )
-  assert found[name('mlp.c_proj')].shape == (24, 16)
-  assert 'lm_head.weight' not in found
+  assert tensors[name('mlp.c_proj')].shape == (24, 16)
+  assert 'lm_head.weight' not in tensors
 
 
 def test_llama_matrices_are_written_out_in(saved):
-  params, found = make_params(LLAMA), read(saved / 'llama/model.safetensors')
+  params, tensors = make_params(LLAMA), read(saved / 'llama/model.safetensors')
   attention, mlp = params['h_1']['attn'], params['h_1']['mlp']
   name = 'model.layers.1.{}_proj.weight'.format
   for tensor, kernel in (
@@ -196,9 +196,9 @@ def test_llama_matrices_are_written_out_in(saved):
       ('lm_head.weight', params['head']),
   ):
     for (i, j), value in np.ndenumerate(kernel['kernel']):
-      assert found[tensor][j, i] == value
+      assert tensors[tensor][j, i] == value
   np.testing.assert_array_equal(
-      found['model.embed_tokens.weight'], params['wte']['embedding']
+      tensors['model.embed_tokens.weight'], params['wte']['embedding']
   )
 
 

@@ -94,14 +94,14 @@ def test_weights_in_training_are_those_of_merged_adapters(sparse, keep_zeros):
   np.testing.assert_allclose(
       logits(trained), logits(merge(adapters)), atol=1e-5
   )
-  for found in (trained, merge(adapters)):
+  for weights in (trained, merge(adapters)):
     kept = spdf.map_masked(
-        lambda m, w: float(np.mean((w != 0) == m)), mask, found
+        lambda m, w: float(np.mean((w != 0) == m)), mask, weights
     )
     shares = jax.tree.leaves(kept)
     assert all(x == 1 for x in shares) if keep_zeros else max(shares) < 0.6
     np.testing.assert_array_equal(
-        found['wte']['embedding'], params['wte']['embedding']
+        weights['wte']['embedding'], params['wte']['embedding']
     )
 
 

@@ -207,7 +207,7 @@ def test_an_optimizer_has_no_state_of_weights_that_are_grown(inner):
   steps = train(optimizer('rigl', spied), 4)
   jax.effects_barrier()
   masks = [list(parabola.kernels(spdf.get_mask(s))) for _, s in steps]
-  found = 0
+  checked = 0
   for i, layer in enumerate(('h_0', 'h_1')):
     grown = masks[4][i] & ~masks[3][i]
     assert grown.any()
@@ -215,8 +215,8 @@ def test_an_optimizer_has_no_state_of_weights_that_are_grown(inner):
       if np.shape(x) == (8, 12) and layer in jax.tree_util.keystr(path):
         # Adafactor makes 1e-30 of zero gradients.
         assert (np.abs(np.asarray(x)[grown]) < 1e-29).all(), path
-        found += 1
-  assert found >= 4
+        checked += 1
+  assert checked >= 4
 
 
 def test_a_skipped_gradient_step_moves_the_mask_only():

@@ -85,13 +85,13 @@ def test_erk_equals_exact_arithmetic_and_meets_its_budget(
       with pytest.raises(ValueError, match='erk needs one per layer'):
         erk(params, sparsity, power=power)
     return
-  found = erk(params, sparsity, power=power)
-  assert all(isinstance(x, float) and 0 <= x < 1 for x in found)
-  for value, density in zip(found, erk_oracle(shapes, sparsity, power)):
+  sparsities = erk(params, sparsity, power=power)
+  assert all(isinstance(x, float) and 0 <= x < 1 for x in sparsities)
+  for value, density in zip(sparsities, erk_oracle(shapes, sparsity, power)):
     assert 1 - value == pytest.approx(float(density), rel=1e-9, abs=1e-12)
   kept = sum(
       shape[0] * number_kept(shape[1] * shape[2], value)
-      for shape, value in zip(shapes, found)
+      for shape, value in zip(shapes, sparsities)
   )
   # Half a weight of rounding per layer; up to one where the last is kept.
   assert budget - layers * 0.5 - 1e-6 <= kept <= budget + layers + 1e-6
@@ -139,12 +139,12 @@ def test_erk_counts_the_sizes_of_kernels(algorithm, layers):
 @settings(deadline=None, max_examples=100)
 @given(SHAPES, st.floats(0, 0.999))
 def test_igq_presses_all_layers_with_one_force(shapes, sparsity):
-  found = spdf.igq([leaf(*shape) for shape in shapes], sparsity)
+  sparsities = spdf.igq([leaf(*shape) for shape in shapes], sparsity)
   sizes = [math.prod(shape) for shape in shapes]
-  kept = sum(size * (1 - s) for size, s in zip(sizes, found))
+  kept = sum(size * (1 - s) for size, s in zip(sizes, sparsities))
   assert kept == pytest.approx((1 - sparsity) * sum(sizes), rel=1e-9)
   # Vysogorets and Kempe: 1 / density - 1 is the force times the weights.
-  forces = [s / (1 - s) / (i * o) for s, (_, i, o) in zip(found, shapes)]
+  forces = [s / (1 - s) / (i * o) for s, (_, i, o) in zip(sparsities, shapes)]
   assert forces == pytest.approx([forces[0]] * len(forces), rel=1e-6)
 
 

@@ -421,10 +421,10 @@ def test_the_guide_selects_the_hidden_matrices_and_nothing_else(
     name, variables, recommended
 ):
   tree = HOST_TREES[name]
-  found = selected(recommended[name], tree.params(variables))
+  chosen = selected(recommended[name], tree.params(variables))
   assert {
       path: letters(axes, len(tree.hidden[path][0]))
-      for path, axes in found.items()
+      for path, axes in chosen.items()
   } == {path: axes for path, (_, axes) in tree.hidden.items()}
 
 

@@ -107,14 +107,14 @@ class Wrapped(NamedTuple):
 
 
 def test_masks_apply_by_paths_to_trees_of_other_types():
-  found = spdf.apply_mask(Wrapped(**PARAMS), MASK)
-  assert found.w.tolist() == [[1., 0.], [0., 4.]] and found.b is PARAMS['b']
+  pruned = spdf.apply_mask(Wrapped(**PARAMS), MASK)
+  assert pruned.w.tolist() == [[1., 0.], [0., 4.]] and pruned.b is PARAMS['b']
 
 
 def test_none_may_replace_a_whole_subtree():
   tree = {'h': PARAMS, 'rest': {'w': jnp.ones(3)}}
-  found = spdf.apply_mask(tree, {'h': MASK, 'rest': None})
-  assert found['h']['w'].sum() == 5 and found['rest']['w'].sum() == 3
+  pruned = spdf.apply_mask(tree, {'h': MASK, 'rest': None})
+  assert pruned['h']['w'].sum() == 5 and pruned['rest']['w'].sum() == 3
 
 
 def test_map_masked_passes_over_leaves_that_stay_dense():

@@ -44,8 +44,8 @@ def test_cubic_is_the_formula_of_zhu_and_gupta(initial, final, steps, part):
 
 def test_periodic_cycles_through_its_sparsities():
   sparsity = periodic([0.0, 0.9, 0.5], period=4)
-  found = [sparsity(step) for step in range(26)]
-  assert found == ([0.0] * 4 + [0.9] * 4 + [0.5] * 4) * 2 + [0.0, 0.0]
+  actual = [sparsity(step) for step in range(26)]
+  assert actual == ([0.0] * 4 + [0.9] * 4 + [0.5] * 4) * 2 + [0.0, 0.0]
 
 
 def test_cosine_falls_from_its_start_to_exactly_zero():

@@ -185,8 +185,8 @@ def test_selectors_give_axes_in_the_layouts_of_flax():
   assert spdf.where.convolutions('Conv_1/kernel', leaf(3, 3, 8, 16)) == (
       (0, 1, 2), (3,), (0, 1))
   for name in ('c2', 'block/down', 'shortcut', 'layer1'):
-    found = spdf.where.convolutions(f'{name}/kernel', leaf(3, 3, 8, 16))
-    assert found == spdf.MatrixAxes((0, 1, 2), (3,), (0, 1))
+    axes = spdf.where.convolutions(f'{name}/kernel', leaf(3, 3, 8, 16))
+    assert axes == spdf.MatrixAxes((0, 1, 2), (3,), (0, 1))
   # Layers of projections with heads, which are no kernels.
   assert spdf.where.convolutions('a/kernel', leaf(4, 4, 8, 16)) is None
   assert spdf.where.convolutions('Conv_0/kernel', leaf(7, 7, 3, 16)) is False
@@ -244,8 +244,8 @@ def test_heads_are_recognized_by_the_shapes_of_siblings(name):
   stack = {
       path: leaf(p.shape[0], 3, *p.shape[1:]) for path, p in params.items()
   }
-  found = chosen(spdf.where.stacked(spdf.where.per_head, axis=1), stack)
-  assert found == dict(zip(
+  actual = chosen(spdf.where.stacked(spdf.where.per_head, axis=1), stack)
+  assert actual == dict(zip(
       params, [((0,), (2, 3))] * 3 + [((0, 2), (3,)), ((0,), (2,))]
   ))
 

@@ -172,11 +172,11 @@ def test_revived_values_have_the_given_deviation_in_every_layer():
   params, mask = layers_to_revive()
   values = spdf.scaled_normal(0.5)(jax.random.key(0), 0, params, mask)
   assert values['b'] is None
-  for found, weights, kept in zip(values['w'], params['w'], mask['w']):
+  for revived, weights, kept in zip(values['w'], params['w'], mask['w']):
     wanted = 0.5 * np.std(np.asarray(weights, np.float64)[np.asarray(kept)])
     # 20,000 draws: the deviation is known to 0.5 %, the mean to 0.7 %.
-    np.testing.assert_allclose(np.std(found), wanted, rtol=0.02)
-    assert abs(np.mean(found)) < 0.03 * wanted
+    np.testing.assert_allclose(np.std(revived), wanted, rtol=0.02)
+    assert abs(np.mean(revived)) < 0.03 * wanted
 
 
 def test_pruned_weights_do_not_change_the_scale():

@@ -66,13 +66,13 @@ def test_parameter_shaped_state_is_found_in_any_nesting(optimizer):
   }[optimizer]()
   state = tx.init(params)
   marks = {'a': {'w': 'a/w'}, 'w': 'w', 'b': 'b'}
-  found = []
+  seen = []
   like_params.map_like_params(
-      lambda x, mark: found.append((mark, x.shape)), state, params, marks
+      lambda x, mark: seen.append((mark, x.shape)), state, params, marks
   )
   matrices = [x for x in jax.tree.leaves(state) if x.shape == (4, 6)]
-  assert matrices and len([m for m, _ in found if m != 'b']) == len(matrices)
-  assert sum(m == 'a/w' for m, _ in found) == sum(m == 'w' for m, _ in found)
+  assert matrices and len([m for m, _ in seen if m != 'b']) == len(matrices)
+  assert sum(m == 'a/w' for m, _ in seen) == sum(m == 'w' for m, _ in seen)
 
 
 def test_reset_state_begins_the_moments_anew_and_nothing_else():

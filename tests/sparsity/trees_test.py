@@ -18,17 +18,17 @@ def model(number, shape=(1, 3, 4)):
 
 def count(jaxpr, names):
   """Counts primitives by name, in all inner jaxprs too."""
-  found = 0
+  number = 0
   for equation in jaxpr.eqns:
-    found += equation.primitive.name in names
+    number += equation.primitive.name in names
     for value in jax.tree.leaves(
         equation.params, is_leaf=lambda x: hasattr(x, 'eqns')
         or hasattr(x, 'jaxpr'),
     ):
       inner = getattr(value, 'jaxpr', value)
       if hasattr(inner, 'eqns'):
-        found += count(inner, names)
-  return found
+        number += count(inner, names)
+  return number
 
 
 def loops_and_sines(f, *trees):
