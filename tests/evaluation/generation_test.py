@@ -19,8 +19,6 @@ from spdf_jax.evaluation import sampler
 from spdf_jax.evaluation import stream
 from tests.recomputed import Recomputed
 
-pytestmark = pytest.mark.ci
-
 VOCAB_SIZE = 7
 END = 0
 LENGTH = 12
@@ -74,6 +72,7 @@ def random_prompts(seed, count):
   ]
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=8)
 @given(
     seed=st.integers(0, 2**16), max_new_tokens=st.sampled_from([1, 4, 20]),
@@ -165,16 +164,6 @@ def test_prompts_and_sizes_without_room_are_refused(prompts, options, message):
   assert generate(make_params(0), []) == []
 
 
-@pytest.mark.parametrize('token', [-1, 64])
-def test_a_token_that_the_model_lacks_is_refused(token):
-  decoder = CachedModel(models.create_model('gpt-mini', vocab_size=64))
-  with pytest.raises(ValueError, match=rf'prompts\[1\] has the token {token};'):
-    generate_with(
-        decoder, None, [[1], [63, token]], max_new_tokens=1, end_of_text=0,
-        batch_size=2, length=8,
-    )
-
-
 SIZES = dict(vocab_size=31, n_layers=2, n_heads=4, d_model=16, d_ff=24)
 MODELS = [
     models.create_model('gpt-mini', **SIZES),
@@ -198,6 +187,7 @@ def random_params(model):
   )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize('model', [MODELS[0], MODELS[1], MODELS[3]])
 def test_a_cache_changes_no_logit(model):
   params = random_params(model)
@@ -215,6 +205,7 @@ def test_a_cache_changes_no_logit(model):
   )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize('model', MODELS[3:])
 def test_rows_at_other_positions_share_a_batch(model):
   params = random_params(model)
@@ -233,6 +224,7 @@ def test_rows_at_other_positions_share_a_batch(model):
       assert scores[i - 1, row[i]] >= scores[i - 1].max() - 1e-4
 
 
+@pytest.mark.ci
 def test_draws_follow_the_seed_and_not_the_batch():
   params = make_params(3)
   prompts = random_prompts(5, 9)
@@ -283,16 +275,7 @@ def test_equal_logits_fill_the_last_places_by_their_id():
   assert set(draws.tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize('options, message', [
-    (dict(temperature=0.0), 'temperature is 0.0; give more than 0'),
-    (dict(top_k=0), 'top_k is 0; give at least 1'),
-    (dict(top_p=1.5), r'top_p is 1.5; give a number in \(0, 1\]'),
-])
-def test_impossible_sampling_is_refused(options, message):
-  with pytest.raises(ValueError, match=message):
-    sampler(**options)
-
-
+@pytest.mark.ci
 @pytest.mark.parametrize('choose', [None, sampler(0.7)])
 def test_streamed_tokens_are_those_of_generate(choose):
   params = random_params(MODELS[0])
@@ -308,14 +291,6 @@ def test_streamed_tokens_are_those_of_generate(choose):
   rest['end_of_text'] = wanted[2]
   until = wanted.index(wanted[2])
   assert list(stream(decoder, params, [7, 1, 19], **rest)) == wanted[:until]
-
-
-def test_a_streamed_prompt_beyond_the_model_is_refused():
-  with pytest.raises(ValueError, match='has 24 tokens'):
-    next(stream(
-        CachedModel(MODELS[0]), None, [1] * 24, max_new_tokens=1,
-        end_of_text=0, length=24,
-    ))
 
 
 def test_characters_are_decoded_when_they_are_complete():
@@ -336,3 +311,25 @@ class Words:
 def test_a_continuation_begins_with_the_space_after_its_prompt():
   texts = decode_stream(Words(), iter([3, 4]), [1, 2])
   assert list(texts) == [' word3', ' word4']
+
+
+generated = lambda *prompts: generate_with(
+    CachedModel(MODELS[0]), None, prompts, max_new_tokens=1, end_of_text=0,
+    batch_size=2, length=8,
+)
+
+
+@pytest.mark.parametrize('call, message', [
+    (lambda: sampler(temperature=0.0), 'temperature is 0.0; give more than 0'),
+    (lambda: sampler(top_k=0), 'top_k is 0; give at least 1'),
+    (lambda: sampler(top_p=1.5), r'top_p is 1.5; give a number in \(0, 1\]'),
+    (lambda: generated([1], [30, -1]), r'prompts\[1\] has the token -1;'),
+    (lambda: generated([1], [30, 31]), r'prompts\[1\] has the token 31;'),
+    (lambda: next(stream(
+        CachedModel(MODELS[0]), None, [1] * 24, max_new_tokens=1,
+        end_of_text=0, length=24,
+    )), 'has 24 tokens'),
+])
+def test_impossible_sampling_and_prompts_are_refused(call, message):
+  with pytest.raises(ValueError, match=message):
+    call()

@@ -27,8 +27,6 @@ from spdf_jax.evaluation import score_continuations
 from spdf_jax.evaluation import Subject
 from tests.real_data import data_path
 
-pytestmark = pytest.mark.ci
-
 LENGTH = 48
 
 
@@ -76,6 +74,7 @@ def drawn(seed, count):
   ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize('batch_tokens', [1, 5000])
 def test_batches_change_no_likelihood(subject, batch_tokens):
   continuations = drawn(0, 12)
@@ -95,6 +94,7 @@ def test_batches_change_no_likelihood(subject, batch_tokens):
   )
 
 
+@pytest.mark.ci
 def test_few_shapes_are_compiled():
   shapes = set()
 
@@ -136,6 +136,7 @@ def test_overlapping_windows_are_those_of_megatron(count, length, stride):
     assert number == 0 or len(target) <= stride
 
 
+@pytest.mark.ci
 def test_real_wikitext_has_megatrons_numbers_of_words_and_tokens():
   text = data_path('wikitext2/wiki.test.tokens').read_text('utf-8')
   tokenizer = open_tokenizer(data_path('gpt2_bpe'))
@@ -177,6 +178,7 @@ PASSAGES = [
 ]
 
 
+@pytest.mark.ci
 def test_lambada_by_both_protocols(subject):
   tokenizer = ByteTokenizer()
   for protocol, target_of in (
@@ -211,6 +213,7 @@ def test_a_word_that_a_token_joins_to_its_context_is_a_target():
   assert target == tokenizer.encode(' be') and whole not in target
 
 
+@pytest.mark.ci
 def test_real_lambada_has_mostly_words_of_one_token():
   passages = read_lambada(data_path('lm_eval_tasks/data/lambada_openai.jsonl'))
   tokenizer = open_tokenizer(data_path('gpt2_bpe'))

@@ -28,8 +28,7 @@ from tests.hf_models import make_mask
 from tests.hf_models import make_params
 from tests.hf_models import masked
 from tests.hf_models import refuse
-
-pytestmark = pytest.mark.ci
+from tests.tiers import ci_except
 
 safetensors = pytest.importorskip('safetensors.numpy')
 ml_dtypes = pytest.importorskip('ml_dtypes')
@@ -60,8 +59,10 @@ def llama_dir(saved, tmp_path):
   return shutil.copytree(saved / 'llama', tmp_path / 'llama')
 
 
-@pytest.mark.parametrize('name', CONFIGS)
-@pytest.mark.parametrize('format', [None, 'dense', 'compact'])
+@pytest.mark.parametrize('name', ci_except(['gpt', 'llama'], CONFIGS))
+@pytest.mark.parametrize(
+    'format', ci_except([None], [None, 'dense', 'compact'])
+)
 def test_a_model_is_restored_bit_for_bit(name, format, tmp_path):
   config = CONFIGS[name]
   params, mask = make_params(config), None
@@ -93,6 +94,7 @@ def test_smaller_types_round_once_and_are_restored_as_float32(
   assert config['torch_dtype'] == dtype
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize('config', [GPT, LLAMA])
 def test_a_scanned_model_is_written_as_its_loop(config, tmp_path):
   params = make_params(config)
@@ -271,6 +273,7 @@ def test_the_hubs_gpt2_is_read_without_prefix_with_buffers_and_head(gpt_dir):
   assert_same_bits(interop.load_hf(gpt_dir).params, make_params(GPT))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize('name', ['gpt', 'llama'])
 @pytest.mark.parametrize('wrapped', [
     'module.{}', '_orig_mod.{}', '_orig_mod.module.{}', 'module._orig_mod.{}',

@@ -10,8 +10,6 @@ import spdf_jax as spdf
 from spdf_jax.sparsity import initial_masks
 from spdf_jax.sparsity.counts import number_kept
 
-pytestmark = pytest.mark.ci
-
 SIZES = (6, 10, 7, 3)
 
 
@@ -133,9 +131,8 @@ def synflow_oracle(params, sparsity, rounds):
   return masks
 
 
-@pytest.mark.parametrize(
-    'sparsity, rounds', [(0.95, 100), (0.9, 3)]
-)
+@pytest.mark.ci
+@pytest.mark.parametrize('sparsity, rounds', [(0.95, 100), (0.9, 3)])
 def test_synflow_equals_the_algorithm_of_the_paper(
     sparsity, rounds, monkeypatch
 ):
@@ -151,6 +148,7 @@ def test_synflow_equals_the_algorithm_of_the_paper(
     assert mask.any()
 
 
+@pytest.mark.ci
 def test_synflow_revives_nothing_when_scores_become_zero(monkeypatch):
   # Round one prunes the 0th weight and the last factor of the product; then
   # its other factors score zero, as pruned weights do.
@@ -182,6 +180,7 @@ def test_all_layers_are_one_group_by_default_and_none_under_uniform():
   assert counts == [number_kept(n, 0.6) for n in (60, 70, 21)]
 
 
+@pytest.mark.ci
 def test_heads_and_stacks_are_restored_in_the_shapes_of_the_parameters():
   axes = optax.contrib.MuonDimensionNumbers(
       reduction_axis=(1,), output_axis=(2, 3)
@@ -197,6 +196,7 @@ def test_heads_and_stacks_are_restored_in_the_shapes_of_the_parameters():
   assert jnp.abs(w[0])[mask[0]].min() > jnp.abs(w[0])[~mask[0]].max()
 
 
+@pytest.mark.ci
 def test_low_precision_ranks_products_in_float32():
   # In bfloat16 both products round to one value, and the first would win.
   w = jnp.array([[1.015625, 1.0078125]] * 2, jnp.bfloat16)
@@ -206,6 +206,7 @@ def test_low_precision_ranks_products_in_float32():
   assert mask.tolist() == [[False, True]] * 2
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize('name', ['snip', 'grasp', 'synflow'])
 def test_a_layer_of_least_scores_keeps_one_weight(name):
   # The gradient of b, but not that of a, is large.
@@ -262,6 +263,7 @@ def test_scores_that_make_no_sense_are_refused(arguments, message):
     saliency_mask(*arguments, as_jax(params), as_jax(batch), 0.5)
 
 
+@pytest.mark.ci
 def test_synflow_ends_in_a_structure_with_one_sparsity():
   w = {'w': jnp.abs(jax.random.normal(jax.random.key(0), (8, 6))) + 1.0}
   mask = saliency_mask(
