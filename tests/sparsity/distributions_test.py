@@ -13,13 +13,11 @@ import optax
 import pytest
 
 import spdf_jax as spdf
-from spdf_jax.sparsity import masks
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import by_pattern
 from spdf_jax.sparsity.distributions import erk
 from spdf_jax.sparsity.distributions import model_wide
 from spdf_jax.sparsity.distributions import ModelWide
-from spdf_jax.sparsity.distributions import uniform
 
 
 def leaf(*shape):
@@ -182,32 +180,3 @@ def test_pairs_are_patterns_in_order():
   sparsities = by_pattern(GPT, pairs)
   assert sparsities['mlp'] == {'wi': 0.5, 'wo': 0.5}
   assert sparsities['attn']['q'] == 0.25
-
-
-def test_leaves_without_weights_are_named():
-  params = {'w': leaf(1, 4, 4), 'none': leaf(1, 0, 4)}
-  message = r"'none' has the shape \(1, 0, 4\), no weights; put None there"
-  with pytest.raises(ValueError, match=message):
-    erk(params, 0.5)
-  with pytest.raises(ValueError, match=message):
-    masks.random(jax.random.key(0), params, model_wide(params, 0.5))
-
-
-@pytest.mark.parametrize('call, message', [
-    (lambda: uniform(GPT, 1.0), r'sparsity is 1.0; .* \[0, 1\)'),
-    (lambda: erk(GPT, float('nan')), r'sparsity is nan; .* \[0, 1\)'),
-    (lambda: model_wide(GPT, 'half'), r"sparsity is 'half'; .* \[0, 1\)"),
-    (lambda: erk(GPT, 0.5, power=math.nan), 'power is nan'),
-    (lambda: erk({'w': leaf(4, 2, 4)}, 0.9), 'leaves 3.2 weights for 4 layers'),
-    (lambda: by_pattern(GPT, 0.5), 'by_pattern needs patterns'),
-    (lambda: uniform(GPT, {'attn/*': 0.5}), 'distribution=by_pattern'),
-    (lambda: by_pattern(GPT, {'attn/*': 0.5, 'MLP/*': 0.25}),
-     "'MLP/.*matches none.*attn/k.*mlp/wi"),
-    (lambda: by_pattern(GPT, {'*': 0.5, 'mlp/*': 0.25}),
-     r"'mlp/\*', but patterns before"),
-    (lambda: by_pattern(GPT, [('*', 0.5), ('*', 0.9)]),
-     r"pattern '\*' twice; give it once"),
-])
-def test_sparsities_that_cannot_be_are_named(call, message):
-  with pytest.raises(ValueError, match=message):
-    call()

@@ -154,12 +154,6 @@ def test_trackers_under_partition_are_added_up():
   assert float(numbers['exploration']) == 96 / 256
 
 
-def test_a_state_without_tracking_is_refused():
-  tx = spdf.sparsify(optax.adam(0.1), tossing(), key=0)
-  with pytest.raises(ValueError, match='does not track mask updates'):
-    mask_statistics(tx.init(PARAMS))
-
-
 STACKED = {
     'h_0': {'wi': jnp.ones((8, 16)), 'bias': jnp.ones(16)},
     'h_1': {'wi': jnp.ones((3, 16, 8))},

@@ -102,9 +102,3 @@ def test_reset_state_begins_the_moments_anew_and_nothing_else():
         ours[4 + i], -schedule(4 + i) * direction, rtol=1e-6
     )
   assert int(state[0].count) == 6 and int(state[0].inner_state.count) == 2
-
-
-@pytest.mark.parametrize('boundaries', [[2, 2], [-1], [1.5]])
-def test_reset_state_refuses_boundaries_that_do_not_rise(boundaries):
-  with pytest.raises(ValueError, match='boundaries (are|is)'):
-    spdf.reset_state(optax.scale_by_adam(), boundaries)
