@@ -265,8 +265,8 @@ def test_losses_of_other_tokens_are_not_compared(tmp_path, runs):
       tmp_path / 'tuned', [phase('pre', 0, 100, 0.0)],
       [evaluation(100, 8.0, 2.0)], data=DATA | {'task': 'dart'},
   )
-  found = {'dense': runs['dense'], 'other': other, 'tuned': tuned}
-  text = write_report(tmp_path / 'report', found).read_text()
+  reported = {'dense': runs['dense'], 'other': other, 'tuned': tuned}
+  text = write_report(tmp_path / 'report', reported).read_text()
   assert (
       "Losses of other tokens are not compared: dense, tuned have corpus "
       "'text' in tokens of 'bytes'; other has corpus 'text' in tokens of "
