@@ -9,6 +9,7 @@ from absl.testing import flagsaver
 import pytest
 
 from experiments.launch import console
+from experiments.scores import scoring_flags
 from tests import command
 
 pytestmark = pytest.mark.ci
@@ -73,6 +74,16 @@ def test_a_field_is_set_after_another_command_had_it():
     assert f'--config.seed={seed}\n' in finished.output
   assert '--config.data.task=\'\'\n' in finished.output
   assert '--config.phase_defaults.algorithm.name=dense\n' in finished.output
+
+
+def test_answers_fit_a_model_of_few_positions_unless_a_length_is_given():
+  own = flags.FlagValues()
+  settings = scoring_flags.define(own)
+  own(['command'])
+  lengths = [settings(None, n).max_new_tokens for n in (64, 128, 1024)]
+  assert lengths == [32, 64, 64]
+  own(['command', '--max_new_tokens=60'])
+  assert settings(None, 64).max_new_tokens == 60
 
 
 @pytest.mark.process

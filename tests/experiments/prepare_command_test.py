@@ -71,6 +71,7 @@ def test_a_corpus_is_written_and_can_be_trained_on(books, tmp_path):
   assert done.status == 0, done.log
   corpus = open_corpus(output)
   assert corpus.fingerprint in done.output
+  assert f'train on it with --config.data.corpus={output} ' in done.output
   assert 'documents' in done.output
   changes = dict(
       data__corpus=str(output), data__tokenizer='', data__task='',
