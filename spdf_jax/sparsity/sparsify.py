@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from spdf_jax import packing
 from spdf_jax.sparsity import age
 from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity import masks
@@ -23,7 +24,6 @@ from spdf_jax.sparsity.algorithms import algorithm as algorithms
 from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.state import check_state
-from spdf_jax.sparsity.state import is_packed
 from spdf_jax.sparsity.state import SparsifyState
 
 PyTree = Any
@@ -177,7 +177,7 @@ def sparsify(
           'sparsify needs params: call tx.update(grads, opt_state, params).'
       )
     check_state(state)
-    if is_packed(state.mask):
+    if packing.is_packed(state.mask):
       return storage.update_packed(
           inner, algorithm, updates, state, params, **extra_args
       )
