@@ -29,9 +29,9 @@ def vendor() -> str:
     For example `'AuthenticAMD'` or `'GenuineIntel with AMX'`; `'unknown'` where
     there is no `/proc/cpuinfo`, or it names no vendor.
   """
-  found = re.search(r'vendor_id\s*:\s*(\w+)', cpuinfo())
+  match = re.search(r'vendor_id\s*:\s*(\w+)', cpuinfo())
   tiles = ' with AMX' if 'amx_bf16' in cpuinfo() else ''
-  return (found.group(1) if found else 'unknown') + tiles
+  return (match.group(1) if match else 'unknown') + tiles
 
 
 def cores() -> int:
