@@ -135,7 +135,7 @@ def kept_entries(mask: Array | PackedMask) -> Array | bool:
     >>> kept_entries(pack_mask(jnp.eye(2, dtype=bool)))
     True
   """
-  return True if _is_packed(mask) else mask
+  return True if isinstance(mask, PackedMask) else mask
 
 
 def count_kept(mask: Array | PackedMask, axes: tuple[int, ...]) -> jax.Array:
@@ -153,7 +153,7 @@ def count_kept(mask: Array | PackedMask, axes: tuple[int, ...]) -> jax.Array:
     >>> count_kept(mask, (0, 1)).tolist(), count_kept(pack_mask(mask), ())
     ([[3]], Array([3], dtype=uint32))
   """
-  if not _is_packed(mask):
+  if not isinstance(mask, PackedMask):
     return jnp.sum(mask, axes, jnp.uint32, keepdims=True)
   return jnp.sum(
       jax.lax.population_count(mask.bits), (-2, -1), jnp.uint32
@@ -207,7 +207,9 @@ def unpack_values(
     >>> unpack_values(jnp.array([3, 5]), mask).tolist()
     [[3, 0], [0, 5]]
   """
-  return scatter_kept(values, mask) if _is_packed(mask) else values
+  if not isinstance(mask, PackedMask):
+    return values
+  return scatter_kept(values, mask)
 
 
 def _over_stack(f, x, packed):
