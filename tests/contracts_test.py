@@ -104,8 +104,8 @@ def test_rooms_import_only_their_libraries():
 
 
 def test_every_room_has_a_layer():
-  found = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
-  assert found == set(LAYERS)
+  rooms = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
+  assert rooms == set(LAYERS)
 
 
 def test_orbax_appears_in_checkpoints_only():
@@ -378,9 +378,9 @@ def bare_signatures(source):
 
 def test_public_functions_are_fully_annotated():
   assert {
-      str(path.relative_to(PACKAGE)): found
+      str(path.relative_to(PACKAGE)): bare
       for path in sorted(PACKAGE.rglob('*.py'))
-      if (found := bare_signatures(path.read_text()))
+      if (bare := bare_signatures(path.read_text()))
   } == {}
 
 
