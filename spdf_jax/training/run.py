@@ -346,7 +346,7 @@ class Run:
   @functools.cached_property
   def _teacher_fingerprint(self) -> str:
     # A run goes on when its teacher is deleted after the start.
-    return teacher.teacher_fingerprint(self.config.loss.teacher)
+    return teacher.teacher_fingerprint(self.config.loss.teacher or '')
 
   @property
   def parameters(self) -> int:
