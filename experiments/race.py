@@ -376,11 +376,11 @@ def check_spread(
       done[pool.Job(entry.arm, best, seed).name][arms.PRETRAINED]
       for seed in entry.tuning_seeds
   ]
-  found = max(losses) - min(losses)
-  if not found <= spread:
+  difference = max(losses) - min(losses)
+  if not difference <= spread:
     raise ValueError(
         f'at the best of its rates, {best["rate"]:g}, the losses of '
-        f'{entry.arm.folder} spread over {found:.3f} nats, more than '
+        f'{entry.arm.folder} spread over {difference:.3f} nats, more than '
         f'{spread:g}: too many to choose by; give lower rates.'
     )
 
@@ -419,12 +419,12 @@ def _costs(
         name: [PhaseCost(*phase) for phase in phases]
         for name, phases in stored['phases'].items()
     }
-  found: dict[str, list[PhaseCost]] = {}
+  costs: dict[str, list[PhaseCost]] = {}
   timed = []
   for name, config in configs.items():
     run = training.Run.create(config)
     described = plan_costs.describe_plan(run, name)['phases']
-    found[name] = [
+    costs[name] = [
         PhaseCost(phase['steps'], phase['flops_per_step'])
         for phase in described
     ]
@@ -436,12 +436,12 @@ def _costs(
     ]
     wall = measuring.interleave(steppers, _TIMED_ROUNDS, warmups=2).wall
     for (name, i), row in zip(timed, wall.tolist()):
-      found[name][i] = found[name][i]._replace(cost=statistics.median(row))
+      costs[name][i] = costs[name][i]._replace(cost=statistics.median(row))
   json_files.write_json(path, {
-      'phases': found, 'unit': unit, 'configs': digests,
+      'phases': costs, 'unit': unit, 'configs': digests,
       'machine': machine.describe_machine(),
   }, indent=1)
-  return found
+  return costs
 
 
 class _Stepper:

@@ -213,22 +213,25 @@ class _Mirror:
 
   def push(self) -> None:
     """Copies new and changed files to the bucket, and then the manifest."""
-    found = self._local_files()
-    if not found:  # The run was refused before it wrote anything.
+    stamps = self._local_files()
+    if not stamps:  # The run was refused before it wrote anything.
       return
-    changed = [n for n, stamp in found.items() if self._pushed.get(n) != stamp]
+    changed = [
+        name for name, stamp in stamps.items()
+        if self._pushed.get(name) != stamp
+    ]
     for name in changed:
       self._names.add(name)
       path = self._bucket / name
       path.parent.mkdir(parents=True, exist_ok=True)
       with (self._workdir / name).open('rb') as file, path.open('wb') as remote:
         self._copy(file, remote)
-    old = self._names - found.keys()
+    old = self._names - stamps.keys()
     if changed or old:
       files.write_atomically(self._workdir / _ID, self._id)
-      manifest = {'id': self._id, 'files': list(found)}
+      manifest = {'id': self._id, 'files': list(stamps)}
       (self._bucket / _MANIFEST).write_text(json.dumps(manifest))
-    self._pushed = found
+    self._pushed = stamps
     for name in old:
       (self._bucket / name).unlink(missing_ok=True)
       self._names.remove(name)
@@ -253,7 +256,7 @@ class _Mirror:
   def _local_files(self) -> dict[str, tuple[int, int]]:
     """Returns size and time of every finished file by its path."""
     steps = {str(step) for step in workdirs.saved_steps(self._workdir)}
-    found = {}
+    stamps = {}
     for path in sorted(self._workdir.rglob('*')):
       name = path.relative_to(self._workdir)
       unfinished = name.parts[0] == 'checkpoints' and name.parts[1:2] and (
@@ -263,8 +266,8 @@ class _Mirror:
       if not path.is_file() or unfinished or name.parts[0].startswith('.'):
         continue
       stat = path.stat()
-      found[name.as_posix()] = stat.st_size, stat.st_mtime_ns
-    return found
+      stamps[name.as_posix()] = stat.st_size, stat.st_mtime_ns
+    return stamps
 
   def _read(self, name: str) -> Any:
     path = self._bucket / name
