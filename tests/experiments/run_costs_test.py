@@ -8,7 +8,7 @@ import pytest
 from configs import spdf as spdf_config
 from experiments.wafer import report
 from experiments.wafer import run_costs
-from experiments.wafer.run_costs import training_step
+from experiments.wafer.training_step import training_step
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.models import PRESETS
