@@ -100,11 +100,8 @@ class Run:
     model = config.model.create_model()
     init = jax.jit(functools.partial(_init_params, model, config.seed))
     params = jax.eval_shape(init)
-    create_plan = functools.partial(
-        plans.create_plan, config.phases,
-        parameters=_number_of_parameters(params),
-    )
-    plan = create_plan()
+    parameters = _number_of_parameters(params)
+    plan = plans.create_plan(config.phases, parameters=parameters)
     draft = checks.Draft(config, mesh, model, params, plan, workdir)
     for check in checks.BEFORE_DATA:
       check(draft)
@@ -112,7 +109,10 @@ class Run:
         config.data, config.phases, model.config.vocab_size, planning
     )
     if any(phase.counts_epochs for phase in config.phases):
-      plan = create_plan(tokens_per_epoch=inputs.tokens_per_epoch(sources))
+      plan = plans.create_plan(
+          config.phases, parameters=parameters,
+          tokens_per_epoch=inputs.tokens_per_epoch(sources),
+      )
     programs = Programs(
         config, model, mesh, sources, init,
         teacher.loss_opener(config.loss, mesh), plan,

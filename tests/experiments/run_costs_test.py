@@ -52,6 +52,16 @@ def test_an_estimate_is_the_sum_of_its_steps(static):
   assert 0 < low < high == estimate.seconds * DEVICE.power
 
 
+def test_a_mask_update_takes_the_time_of_an_optimizer_step(static):
+  updated = make_run(RIGL | dict(name='set'))  # Needs no dense gradients.
+  seconds = [
+      run_costs.simulate_run(run, DEVICE).phases[0].seconds
+      for run in (static, updated)
+  ]
+  # At steps 3, 6, 9 and 12; that of step 0 is the initial mask.
+  assert seconds[1] - seconds[0] == pytest.approx(4 * DEVICE.step_seconds)
+
+
 def test_a_traced_recipe_is_near_the_closed_form(static):
   # Far from the calibration points: here elementwise operations weigh most.
   shape = static.model.config
