@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax import names
 from spdf_jax.data.corpora import CACHE_DIR
 from spdf_jax.data.corpora import is_cached
 from spdf_jax.sparsity.trees import path_name
@@ -56,7 +57,8 @@ def read_config(stored: Mapping[str, Any], place: Any) -> RunConfig:
       lacks some.
   """
   try:
-    config = parse(stored)
+    with names.received(str(place), 'name it in your own config'):
+      config = parse(stored)
   except ValueError as error:
     raise MismatchError(
         f'{place} is of another config, which this version cannot read: '
@@ -149,17 +151,19 @@ def refuse_other_past(
   identity_of = functools.partial(
       past_identity, phases=len(past)
   ) if past else run_identity
-  saved, expected = identity_of(stored), identity_of(config)
+  with names.received(f'checkpoint {checkpoint}', 'name it in your own config'):
+    saved = identity_of(stored)
+  expected = identity_of(config)
   if saved == expected:
     return stored, past
-  names = [phase.name for phase in stored.phases]
+  phases = [phase.name for phase in stored.phases]
   changed = {
       key.split('.')[1] for key in saved.keys() | expected.keys()
       if saved.get(key) != expected.get(key) and key.startswith('phases.')
   } - {'order'}
   first = min(
-      (names.index(name) for name in changed if name in names),
-      default=len(names),
+      (phases.index(name) for name in changed if name in phases),
+      default=len(phases),
   )
   fix = ''
   if changed and first >= len(past) > 0:

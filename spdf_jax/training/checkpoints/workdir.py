@@ -79,8 +79,9 @@ def check_workdir(
 
   Raises:
     OSError: the directory is a file or in one.
-    ValueError: the directory is a URL, was made with another config or is in
-      use by another process, or `resume` or `init_from` names no checkpoint.
+    ValueError: the directory is a URL, has links to folders, was made with
+      another config or is in use by another process, or `resume` or `init_from`
+      names no checkpoint.
     MismatchError: the checkpoint of `resume` is of another config, or that of
       `init_from` of another model.
   """
@@ -92,8 +93,9 @@ def check_workdir(
         f'workdir {str(workdir)!r} cannot be written, since {str(path)!r} is '
         'a file; give a writable directory.'
     )
-  if (workdir / '.lock').exists() and is_main_process():
-    files.lock_folder(workdir, 'workdir')()
+  refuse_linked_folders(workdir)
+  if is_main_process():
+    files.refuse_locked(workdir, 'workdir')
   if (workdir / CONFIG).exists():
     different = identity.differences(
         identity.run_identity(read_workdir_config(workdir)),
@@ -117,6 +119,21 @@ def check_workdir(
       )
   if not saved_steps(workdir):
     _check_start(config, params)
+
+
+def refuse_linked_folders(workdir: pathlib.Path) -> None:
+  """Raises ValueError if a folder of a working directory is a link.
+
+  A run deletes old checkpoints, and a link in a received workdir could name any
+  folder of the user.
+  """
+  for path in (*workdir.glob('*'), *workdir.glob('checkpoints/*')):
+    if path.is_symlink() and path.is_dir():
+      raise ValueError(
+          f'{path} is a link to the folder {path.resolve()}, in which a run '
+          'would write and delete files; replace it by the folder, or give '
+          'another workdir.'
+      )
 
 
 def _check_start(config: RunConfig, params: PyTree) -> None:
