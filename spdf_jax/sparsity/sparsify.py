@@ -352,7 +352,7 @@ def _map_state(
     f: Callable[..., dict[str, PyTree]],
     axes: list[Any],
     params: PyTree,
-    state: dict[str, PyTree],
+    state: dict[str, PyTree] | tuple[()],
     *given: PyTree,
 ) -> dict[str, PyTree]:
   """Returns `f(state, *given)`, which takes and returns trees of layers."""
