@@ -105,23 +105,23 @@ def test_batches_that_do_not_fit_are_split_into_micro_batches(static):
 def test_the_micro_batches_of_the_vendor_fit(
     preset, batch, stash
 ):
-  found = run_costs.advise_batch(PRESETS[preset], DEVICE, 2048)
-  assert batch <= found.largest
-  assert batch * found.stash / 1e9 == pytest.approx(stash, abs=0.06)
-  assert (batch <= found.advised) == (stash < 40)
+  advice = run_costs.advise_batch(PRESETS[preset], DEVICE, 2048)
+  assert batch <= advice.largest
+  assert batch * advice.stash / 1e9 == pytest.approx(stash, abs=0.06)
+  assert (batch <= advice.advised) == (stash < 40)
 
 
 def test_inference_is_faster_with_zeros(static):
   decode = True
-  found = run_costs.simulate_inference(
+  estimates = run_costs.simulate_inference(
       static, DEVICE, batch_size=2, length=32, decode=decode
   )
-  sparse, dense = found
+  sparse, dense = estimates
   assert sparse.tokens == 2
   assert sparse.report.flops < dense.report.flops
   assert sparse.report.seconds < dense.report.seconds
   assert not sparse.report.unknown and not sparse.report.total.host
-  assert 'sparsity 75.0%' in report.format_inference(found, decode=decode)
+  assert 'sparsity 75.0%' in report.format_inference(estimates, decode=decode)
 
 
 def test_the_text_of_an_estimate_has_phases_energy_and_sources(static):
@@ -170,10 +170,10 @@ def test_cost_energy_and_carbon_are_those_of_the_post_on_iterative_pruning():
   assert f'${cost / 1e6:.2f}M' == '$3.02M'
   # Mean power of a GPU and emissions per kWh that the printed numbers imply.
   carbon = report.Rate(552 / 1287, 'implied')
-  found = lines_of(10_000, 15, 1287e6 / (10_000 * 15 * 24), carbon=carbon)
+  lines = lines_of(10_000, 15, 1287e6 / (10_000 * 15 * 24), carbon=carbon)
   low = phase.flops * DEVICE.energy_per_flop / 3.6e6
-  assert found['energy'] == pytest.approx([low, 1287e3], abs=0.5)  # kWh
-  assert found['carbon'][:2] == pytest.approx(
+  assert lines['energy'] == pytest.approx([low, 1287e3], abs=0.5)  # kWh
+  assert lines['carbon'][:2] == pytest.approx(
       [low * carbon.value, 552e3], abs=0.5  # kg
   )
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import types
 
 import jax
 import jax.numpy as jnp
@@ -57,10 +58,10 @@ def whole(tmp_path_factory):
   }
 
 
-def assert_close(found, wanted):
-  found, wanted = map(jax.tree_util.tree_leaves_with_path, (found, wanted))
-  assert [path for path, _ in found] == [path for path, _ in wanted]
-  for (path, a), (_, b) in zip(found, wanted):
+def assert_close(actual, wanted):
+  actual, wanted = map(jax.tree_util.tree_leaves_with_path, (actual, wanted))
+  assert [path for path, _ in actual] == [path for path, _ in wanted]
+  for (path, a), (_, b) in zip(actual, wanted):
     name = jax.tree_util.keystr(path)
     if 'wk' in name and 'bias' in name:
       continue  # Its gradient is 0 but for rounding, which Adam enlarges.
@@ -235,6 +236,8 @@ def test_compact_storage_is_refused_where_it_is_not_supported():
   check_storage(run.config, run.plan, run.programs.mesh)
   moving = make_dynamic_run()
   check_storage(moving.config, moving.plan, run.programs.mesh)
+  with pytest.raises(ValueError, match='the mesh has 8 devices'):
+    check_storage(run.config, run.plan, types.SimpleNamespace(size=8))
   with pytest.raises(ValueError, match="'pretrain' has 5 steps with mask .*"
                      ".*rigl.*storage 'dense'"):
     check_storage(run.config, moving.plan, run.programs.mesh)
@@ -305,12 +308,3 @@ def test_compact_steps_use_kernels_even_if_masks_are_denser_than_planned():
 def test_without_kernels_all_phases_have_one_step():
   run = make_run(matmul='dense')
   assert run.programs.dense_step is run.programs.step
-
-
-def test_several_devices_are_refused():
-  class Mesh:
-    size = 8
-
-  with pytest.raises(ValueError, match='the mesh has 8 devices'):
-    run = make_run(storage='compact')
-    check_storage(run.config, run.plan, Mesh())
