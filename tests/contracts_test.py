@@ -118,6 +118,25 @@ def test_orbax_appears_in_checkpoints_only():
   }
 
 
+def test_storage_of_weights_is_known_in_few_places():
+  calls, users = [], set()
+  for path in sorted(PACKAGE.rglob('*.py')):
+    name = path.relative_to(PACKAGE).as_posix()
+    for node in ast.walk(ast.parse(path.read_text())):
+      call = node.func if isinstance(node, ast.Call) else ast.Name('')
+      if ast.unparse(call).endswith('is_packed') and name != 'packing.py':
+        calls.append(name)
+      if getattr(node, 'attr', getattr(node, 'id', '')) == 'PackedMask':
+        users.add(name)
+  assert calls == [
+      'sparsity/sparsify.py', 'sparsity/state.py', 'training/step/storage.py',
+  ]
+  assert users == {
+      'packing.py', 'accelerator/operands.py', 'accelerator/primitives.py',
+      'accelerator/reference.py', 'interop/tensors.py', 'models/layers.py',
+  }
+
+
 def named_modules(*folders):
   """Returns the files of all modules in folders by the names of the modules."""
   return {

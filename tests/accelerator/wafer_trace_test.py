@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.wafer.run_costs import training_step
+from experiments.wafer.training_step import training_step
 from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax.accelerator import bf16_matmul

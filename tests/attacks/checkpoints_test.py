@@ -273,7 +273,7 @@ READERS = {
     'spdf_jax/training/initial_mask.py': [
         lambda source, folder: tiny_run.make_run(
             phases__pretrain__initial_mask=source).open(folder / 'a')],
-    'spdf_jax/training/run.py': [
+    'spdf_jax/training/initial_state.py': [
         lambda source, folder: tiny_run.make_run(init_from=source).open(
             folder / 'b'),
         lambda source, folder: tiny_run.make_run(resume=source).open(

@@ -8,7 +8,7 @@ import pytest
 from configs import spdf as spdf_config
 from experiments.wafer import report
 from experiments.wafer import run_costs
-from experiments.wafer.run_costs import training_step
+from experiments.wafer.training_step import training_step
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.models import PRESETS
@@ -50,6 +50,16 @@ def test_an_estimate_is_the_sum_of_its_steps(static):
   assert estimate.report.seconds * 15 == pytest.approx(sparse.seconds)
   low, high = estimate.energy
   assert 0 < low < high == estimate.seconds * DEVICE.power
+
+
+def test_a_mask_update_takes_the_time_of_an_optimizer_step(static):
+  updated = make_run(RIGL | dict(name='set'))  # Needs no dense gradients.
+  seconds = [
+      run_costs.simulate_run(run, DEVICE).phases[0].seconds
+      for run in (static, updated)
+  ]
+  # At steps 3, 6, 9 and 12; that of step 0 is the initial mask.
+  assert seconds[1] - seconds[0] == pytest.approx(4 * DEVICE.step_seconds)
 
 
 def test_a_traced_recipe_is_near_the_closed_form(static):

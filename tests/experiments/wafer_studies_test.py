@@ -18,7 +18,7 @@ from experiments.wafer import report
 from experiments.wafer import sweeps
 from experiments.wafer import validation
 from experiments.wafer import variants
-from experiments.wafer.run_costs import training_step
+from experiments.wafer.training_step import training_step
 from spdf_jax import models
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator import wafer

@@ -30,6 +30,7 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax.sparsity import selection
+from spdf_jax.sparsity import selection_report
 from spdf_jax.sparsity.trees import path_name
 
 GUIDE = pathlib.Path(__file__).parents[2] / 'experiments/guides/hosts.md'
@@ -76,7 +77,7 @@ def params_of(host, variables=False):
 
 @pytest.fixture(autouse=True)
 def forget_warnings():
-  selection._warn_once.cache_clear()
+  selection_report._warn_once.cache_clear()
 
 
 @pytest.fixture(scope='module')

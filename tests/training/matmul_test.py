@@ -23,6 +23,7 @@ from spdf_jax.training.step.matmul import dense_apply
 from spdf_jax.training.step.matmul import mask_sparsity
 from spdf_jax.training.step.matmul import SparseSteps
 from spdf_jax.training.step.matmul import without_masks
+from tests import tiny_run
 
 needs_kernels = pytest.mark.skipif(
     not native.is_available(), reason='no native kernels on this machine'
@@ -245,3 +246,14 @@ def test_the_wafer_is_emulated_on_one_device_and_by_any_model():
       {'params': params, 'masks': masks}, tokens
   )
   assert 'lowering=wafer' in str(jaxpr)
+
+
+@needs_kernels
+def test_kernels_run_the_steps_of_sparse_phases_of_a_run_only():
+  run = tiny_run.run_of(tiny_run.make_config(matmul='native'))
+  programs, state = run.programs, run.programs.abstract_state
+  ends = run.plan.ends
+  for step, has_kernels in ((0, True), (ends['pretrain'], False)):
+    step_fn, _ = programs.prepare_step(state, step)
+    jaxpr = jax.make_jaxpr(step_fn)(state, programs.device_batch_at(step))
+    assert ('lowering=native' in str(jaxpr)) is has_kernels

@@ -23,6 +23,7 @@ from spdf_jax.training import initial_state
 from spdf_jax.training.loop.metrics import read_rows
 from spdf_jax.training.step.storage import bytes_per_weight
 from spdf_jax.training.step.storage import check_storage
+from spdf_jax.training.step.storage import compact_apply
 from spdf_jax.training.step.storage import is_compact
 from spdf_jax.training.step.storage import is_compact_at
 from spdf_jax.training.step.storage import planned_state
@@ -167,7 +168,7 @@ def test_a_run_converts_there_and_back_bit_for_bit():
 
 @functools.cache
 def steps_of(matmul='dense'):
-  """The step of a tiny model, not jitted, and its first states."""
+  """Steps of a tiny model, not jitted, and their states, dense and packed."""
   # As wide as kernels are used for.
   model = models.create_model(
       'gpt-mini', vocab_size=16, n_layers=1, n_heads=2, d_model=64, d_ff=72,
@@ -186,13 +187,17 @@ def steps_of(matmul='dense'):
       pack_state(state.params, state.opt_state, sizes),
   )))
   step = functools.partial(
-      training.train_step, apply_fn=model.apply, optimizer=optimizer,
+      training.train_step, optimizer=optimizer,
       learning_rate=optax.constant_schedule(1e-2),
-      sparse_steps=training.sparse_steps(
-          'native' if matmul == 'native' else 'dense', model, 128
-      ),
   )
-  return step, batch, state, packed
+  sparse = training.sparse_steps(
+      'native' if matmul == 'native' else 'dense', model, 128
+  )
+  steps = (
+      functools.partial(step, apply_fn=model.apply, sparse_steps=sparse),
+      functools.partial(step, apply_fn=compact_apply(model, sparse)),
+  )
+  return steps, batch, state, packed
 
 
 def unpack(state):
@@ -202,10 +207,10 @@ def unpack(state):
 
 @pytest.mark.slow
 def test_op_by_op_a_step_is_that_of_dense_storage_bit_for_bit():
-  step, batch, state, packed = steps_of()
+  (step, compact_step), batch, state, packed = steps_of()
   with jax.disable_jit():
     state, metrics = step(state, batch)
-    packed, packed_metrics = step(packed, batch)
+    packed, packed_metrics = compact_step(packed, batch)
   assert float(metrics['train/loss']) == float(packed_metrics['train/loss'])
   assert_same_arrays(unpack(packed), state)
 
@@ -217,11 +222,11 @@ def test_op_by_op_a_step_is_that_of_dense_storage_bit_for_bit():
     )),
 ])
 def test_under_jit_a_step_is_equal_to_rounding(matmul):
-  step, batch, state, packed = steps_of(matmul)
-  step = jax.jit(step)
+  steps, batch, state, packed = steps_of(matmul)
+  step, compact_step = map(jax.jit, steps)
   for _ in range(2):
     state, metrics = step(state, batch)
-    packed, packed_metrics = step(packed, batch)
+    packed, packed_metrics = compact_step(packed, batch)
     assert metrics.keys() == packed_metrics.keys()
     for name, value in metrics.items():
       np.testing.assert_allclose(
