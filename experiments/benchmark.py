@@ -66,12 +66,12 @@ def run_suite(name: str, output: str | None, repeats: int | None) -> int:
   """
   suite = names.lookup('suite', name, SUITES)
   path = _output_path(output)
-  found = machine.describe_machine() | pytorch.describe_version()
-  for key, value in found.items():
+  description = machine.describe_machine() | pytorch.describe_version()
+  for key, value in description.items():
     print(f'{key:<16}  {value}')
   repeats = repeats or suite.repeats
   report: dict[str, Any] = {
-      'suite': name, 'repeats': repeats, 'machine': found, 'rows': []
+      'suite': name, 'repeats': repeats, 'machine': description, 'rows': []
   }
   rows: list[measuring.Row] = []
   try:

@@ -135,9 +135,9 @@ def write_figures(
   names = list(FIGURES) if name == ALL else [name]
   groups, notes = [], []
   if folders and any(FIGURES[n].needs for n in names):
-    found = scored_runs.find_runs(folders)
-    groups, notes = run_groups.group_runs(found.runs)
-    notes = [*found.problems, *notes]
+    scored = scored_runs.find_runs(folders)
+    groups, notes = run_groups.group_runs(scored.runs)
+    notes = [*scored.problems, *notes]
   output = pathlib.Path(output)
   paths, left_out = [], {}
   for each in names:

@@ -42,7 +42,6 @@ from experiments.launch import config_file
 from experiments.launch import console
 from experiments.launch import grid as grids
 from experiments.papers import arms
-from experiments.papers import json_files
 from experiments.papers import race_report
 from experiments.papers.race_report import Budget
 from experiments.papers.race_report import PhaseCost
@@ -77,6 +76,9 @@ _SPREAD = flags.DEFINE_float(
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder for runs, table and figure.'
 )
+
+_RECORD = 'race.json'
+"""File of a race's configs, data, budget and costs of steps."""
 
 _EVALUATIONS = 20
 _TUNING_SEEDS = 1, 2, 3
@@ -300,10 +302,7 @@ def race(
   folder = pathlib.Path(workdir)
   folder.mkdir(parents=True, exist_ok=True)
   files.lock_folder(folder, 'workdir')  # Held until the process ends.
-  identity, identity_file = _identity(loaded, given, grid), folder / 'race.json'
-  if identity_file.exists():  # Another race's steps would be timed anew.
-    pool_identity.check_same(identity_file, identity)
-  costs = _costs(folder / 'costs.json', loaded, given.unit)
+  costs, record = _costs(folder, _identity(loaded, given, grid), loaded)
   ready: dict[str, ml_collections.ConfigDict] = {}
   phases, lengths = {}, {}
   for name, config in loaded.items():
@@ -327,7 +326,9 @@ def race(
         f'phases have sequences of lengths {lengths}, so that losses are '
         'measured on different windows; give configs of one length.'
     )
-  pool_identity.check_same(identity_file, identity)
+  files.write_atomically(
+      folder / _RECORD, json.dumps(files.seal(record), indent=1) + '\n'
+  )
   runner = Runner(ready, str(folder / 'runs'))
   done = pool_worker.read_outcomes(folder / 'runs')
   cores = sorted(os.sched_getaffinity(0))
@@ -376,11 +377,11 @@ def check_spread(
       done[pool.Job(entry.arm, best, seed).name][arms.PRETRAINED]
       for seed in entry.tuning_seeds
   ]
-  found = max(losses) - min(losses)
-  if not found <= spread:
+  difference = max(losses) - min(losses)
+  if not difference <= spread:
     raise ValueError(
         f'at the best of its rates, {best["rate"]:g}, the losses of '
-        f'{entry.arm.folder} spread over {found:.3f} nats, more than '
+        f'{entry.arm.folder} spread over {difference:.3f} nats, more than '
         f'{spread:g}: too many to choose by; give lower rates.'
     )
 
@@ -390,58 +391,73 @@ def _identity(
     grid: Mapping[str, Sequence[float]],
 ) -> dict[str, Any]:
   """Returns what must be equal for runs to belong to one race, as JSON."""
-  return json.loads(json.dumps(
-      {'budget': budget, 'rates': grid, 'configs': _digests(configs)}
-  ))
-
-
-def _digests(
-    configs: Mapping[str, ml_collections.ConfigDict]
-) -> dict[str, str]:
-  return {
-      name: hashlib.sha256(
-          config.to_json_best_effort(sort_keys=True).encode()
-      ).hexdigest()
-      for name, config in configs.items()
-  }
+  return json.loads(json.dumps({
+      'budget': budget,
+      'rates': grid,
+      'configs': {
+          name: hashlib.sha256(
+              config.to_json_best_effort(sort_keys=True).encode()
+          ).hexdigest()
+          for name, config in configs.items()
+      },
+      'data': {
+          name: training.Run.create(config).fingerprints
+          for name, config in configs.items()
+      },
+  }))
 
 
 def _costs(
-    path: pathlib.Path, configs: Mapping[str, ml_collections.ConfigDict],
-    unit: str,
-) -> dict[str, list[PhaseCost]]:
+    folder: pathlib.Path, identity: Mapping[str, Any],
+    configs: Mapping[str, ml_collections.ConfigDict],
+) -> tuple[dict[str, list[PhaseCost]], dict[str, Any]]:
   """Returns steps and costs of the phases of unscaled configs, measured once.
+
+  Args:
+    folder: Folder of the race.
+    identity: What must be equal for runs to belong to the race.
+    configs: The configs, by name.
+
+  Returns:
+    The phases by config, and the record of the race, which has them and the
+    identity.
   """
-  digests = _digests(configs)
-  stored = json_files.read_json(path) if path.exists() else {}
-  if stored.get('configs') == digests and stored['unit'] == unit:
+  path = folder / _RECORD
+  if path.exists():
+    pool_identity.check_same(path, identity)
+    record = files.unseal(
+        files.read_object(path, 'give another workdir.'), path
+    )
     return {
         name: [PhaseCost(*phase) for phase in phases]
-        for name, phases in stored['phases'].items()
-    }
-  found: dict[str, list[PhaseCost]] = {}
+        for name, phases in record['phases'].items()
+    }, record
+  if (folder / 'runs').exists():
+    raise ValueError(
+        f'workdir {str(folder)!r} has runs and no {_RECORD}, so that their '
+        'budget is not known; give another workdir.'
+    )
+  costs: dict[str, list[PhaseCost]] = {}
   timed = []
   for name, config in configs.items():
     run = training.Run.create(config)
     described = plan_costs.describe_plan(run, name)['phases']
-    found[name] = [
+    costs[name] = [
         PhaseCost(phase['steps'], phase['flops_per_step'])
         for phase in described
     ]
     timed += [(name, i) for i in range(len(described))]
-  if unit == 'seconds':
+  if identity['budget'][1] == 'seconds':
     steppers = [
         _Stepper(configs[name], configs[name].phases.order[i])
         for name, i in timed
     ]
     wall = measuring.interleave(steppers, _TIMED_ROUNDS, warmups=2).wall
     for (name, i), row in zip(timed, wall.tolist()):
-      found[name][i] = found[name][i]._replace(cost=statistics.median(row))
-  json_files.write_json(path, {
-      'phases': found, 'unit': unit, 'configs': digests,
-      'machine': machine.describe_machine(),
-  }, indent=1)
-  return found
+      costs[name][i] = costs[name][i]._replace(cost=statistics.median(row))
+  return costs, {
+      **identity, 'phases': costs, 'machine': machine.describe_machine()
+  }
 
 
 class _Stepper:

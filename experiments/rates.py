@@ -139,8 +139,8 @@ def _write(path: pathlib.Path, rows: Any, plot: Callable[..., Any]) -> None:
 def _densities(output: pathlib.Path) -> Iterator[str]:
   path = output / 'rates.json'
   output.mkdir(parents=True, exist_ok=True)
-  found = json_files.read_json(path) if path.exists() else []
-  done = [{k: v for k, v in row.items() if k != 'loss'} for row in found]
+  rows = json_files.read_json(path) if path.exists() else []
+  done = [{k: v for k, v in row.items() if k != 'loss'} for row in rows]
   train_of = functools.cache(_trainer)
   for seed, name, density, rate in itertools.product(
       range(_SEEDS.value), rate_plots.NAMES,
@@ -154,10 +154,10 @@ def _densities(output: pathlib.Path) -> Iterator[str]:
     if row in done:
       continue
     loss = train_of(name, density)(rate, seed)
-    found.append(row | dict(loss=loss))
-    json_files.write_json(path, found, 1)
+    rows.append(row | dict(loss=loss))
+    json_files.write_json(path, rows, 1)
     yield f'{name}, density {density:g}, rate {rate:g}: {loss:.4f}'
-  _write(path, found, rate_plots.plot_densities)
+  _write(path, rows, rate_plots.plot_densities)
   yield f'{path} and rates.png are written'
 
 

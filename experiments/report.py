@@ -31,10 +31,10 @@ def _write(workdirs: list[str], output: str) -> Iterator[str]:
     raise ValueError(f'runs={",".join(workdirs)} repeats one; give each once.')
   shared = os.path.commonpath([os.path.dirname(path) for path in workdirs])
   labels = [os.path.relpath(path, shared or '.') for path in workdirs]
-  found = {
+  records = {
       label: runs.read_run(path) for label, path in zip(labels, workdirs)
   }
-  yield str(runs.write_report(pathlib.Path(output), found))
+  yield str(runs.write_report(pathlib.Path(output), records))
 
 
 if __name__ == '__main__':

@@ -133,12 +133,12 @@ def _describe_config(device: wafer.WaferDevice) -> Iterator[str]:
     yield texts.format_estimate(estimate, run, price=price, carbon=carbon)
     yield f'\nfirst step: {gpus.comparison_table(report.program)}'
   else:
-    found = run_costs.simulate_inference(
+    inferences = run_costs.simulate_inference(
         run, device, systems, batch_size=_BATCH_SIZE.value,
         length=run.plan.phases[0].length, decode=decode,
     )
-    report = found[0].report
-    yield texts.format_inference(found, decode=decode)
+    report = inferences[0].report
+    yield texts.format_inference(inferences, decode=decode)
   yield '\n' + views.format_report(report)
   if _SENSITIVITIES.value:
     effects = sweeps.sensitivities(report.program, device, systems=systems)

@@ -136,14 +136,14 @@ def run_sweep(
   path = workdir / 'sweep.jsonl'
   earlier = metric_files.read_json_lines(path) if path.exists() else []
   earlier = [row for row in earlier if row['workdir'] not in names]
-  found: dict[int, grids.Result] = {}
+  result_of: dict[int, grids.Result] = {}
   for item in _train_all(runs, workdir, executor):
     if isinstance(item, str):
       yield item
       continue
     number, result = item
-    found[number] = result
-    results = [found[key] for key in sorted(found)]
+    result_of[number] = result
+    results = [result_of[key] for key in sorted(result_of)]
     grids.rank([result], metric)  # Raises if the metric was not measured.
     rows = [*earlier, *(result._asdict() for result in results)]
     lines = ''.join(json.dumps(row) + '\n' for row in rows)
@@ -270,18 +270,18 @@ def score(
   path = workdir / 'test.json'
   how = {'tasks': [*tasks], 'settings': settings.as_dict()}
   if path.exists():
-    found = json.loads(path.read_text('utf-8'))
-    same = [pathlib.Path(run['model']).name for run in found] == [
+    entries = json.loads(path.read_text('utf-8'))
+    same = [pathlib.Path(run['model']).name for run in entries] == [
         result.workdir for result in best
     ]
-    if not same or any(run != {**run, **how} for run in found):
+    if not same or any(run != {**run, **how} for run in entries):
       raise ValueError(
           f'{path} has the test scores of other runs, tasks or settings; the '
           'test split is scored once, for chosen runs: move the file away to '
           'score it again.'
       )
   else:
-    found = []
+    entries = []
     for source in (workdir / result.workdir for result in best):
       model = language_models.open_run(str(source))
       scores = task_scores.score_tasks(
@@ -289,9 +289,9 @@ def score(
           dataclasses.replace(settings, generations=source / 'test'),
       )
       entry = sheets.to_json(model.name, list(scores), settings)
-      found.append({**entry, **how})
-    files.write_atomically(path, json.dumps(found, indent=2) + '\n')
-  table = sheets.format_means(found)
+      entries.append({**entry, **how})
+    files.write_atomically(path, json.dumps(entries, indent=2) + '\n')
+  table = sheets.format_means(entries)
   files.write_atomically(workdir / 'test.md', table + '\n')
   return table
 

@@ -19,7 +19,7 @@ __version__ = '0.1.0'
 
 def __getattr__(name: str) -> object:
   """Names the import that a module of the library needs."""
-  found = ''
+  hint = ''
   if importlib.util.find_spec(f'spdf_jax.{name}'):
-    found = f'; import it with `from spdf_jax import {name}`'
-  raise AttributeError(f"module 'spdf_jax' has no attribute {name!r}{found}.")
+    hint = f'; import it with `from spdf_jax import {name}`'
+  raise AttributeError(f"module 'spdf_jax' has no attribute {name!r}{hint}.")

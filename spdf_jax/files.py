@@ -85,10 +85,14 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
     OSError: the file cannot be opened.
     ValueError: the path is a link, a pipe or a device.
   """
+  return _open(path, os.O_RDWR | os.O_CREAT | flags)
+
+
+def _open(path: str | os.PathLike[str], flags: int) -> int:
   # Windows has neither flag.
   flags |= getattr(os, 'O_NOFOLLOW', 0) | getattr(os, 'O_NONBLOCK', 0)
   if not os.path.islink(path):
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
+    descriptor = os.open(path, flags, 0o666)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
       return descriptor
     os.close(descriptor)
@@ -134,12 +138,9 @@ def lock_folder(
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
-    owner = os.read(descriptor, 200).decode(errors='replace').strip()
+    error = _in_use(folder, name, descriptor)
     os.close(descriptor)
-    raise FolderInUse(
-        f'{name} {str(folder)!r} is in use by {owner or "another process"}; '
-        'wait until it has ended, or give another folder.'
-    ) from None
+    raise error from None
   except OSError as error:
     os.close(descriptor)
     _logger.warning(
@@ -159,6 +160,41 @@ def lock_folder(
       os.close(descriptor)
 
   return release
+
+
+def refuse_locked(folder: str | os.PathLike[str], name: str) -> None:
+  """Raises if another process has locked a folder; writes nothing.
+
+  Args:
+    folder: A folder; it need not exist, or be writable.
+    name: Name of the folder for the error message, e.g. `'workdir'`.
+
+  Raises:
+    FolderInUse: another process holds the lock.
+    ValueError: `.lock` is not a regular file, see `open_regular`.
+  """
+  path = pathlib.Path(folder).resolve() / '.lock'
+  if path in _held or fcntl is None or not os.path.lexists(path):
+    return
+  descriptor = _open(path, os.O_RDONLY)
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except BlockingIOError:
+    raise _in_use(folder, name, descriptor) from None
+  except OSError:  # The file system has no locks.
+    pass
+  finally:
+    os.close(descriptor)
+
+
+def _in_use(
+    folder: str | os.PathLike[str], name: str, descriptor: int
+) -> FolderInUse:
+  owner = os.read(descriptor, 200).decode(errors='replace').strip()
+  return FolderInUse(
+      f'{name} {str(folder)!r} is in use by {owner or "another process"}; '
+      'wait until it has ended, or give another folder.'
+  )
 
 
 def create_private(folder: str | os.PathLike[str]) -> None:
@@ -199,16 +235,16 @@ def check_private(path: str | os.PathLike[str]) -> None:
   """
   if not hasattr(os, 'geteuid'):
     return
-  found = os.stat(path)
-  if found.st_uid != os.geteuid():
+  info = os.stat(path)
+  if info.st_uid != os.geteuid():
     raise ValueError(
-        f'{path} belongs to the user with the id {found.st_uid}, who could '
+        f'{path} belongs to the user with the id {info.st_uid}, who could '
         'replace the compiled code there; use a cache folder of your own, e.g. '
         'by setting XDG_CACHE_HOME.'
     )
-  if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+  if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
     raise ValueError(
-        f'{path} has mode {stat.S_IMODE(found.st_mode):o}, so that other users '
+        f'{path} has mode {stat.S_IMODE(info.st_mode):o}, so that other users '
         'could replace the compiled code there; delete it, or run chmod -R '
         'go-w on it if you trust its files.'
     )
@@ -240,12 +276,12 @@ def read_object(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
   if path.exists() and not path.is_file():
     raise ValueError(f'{path} is not a regular file; {fix}')
   try:
-    found = json.loads(path.read_bytes())
+    value = json.loads(path.read_bytes())
   except (ValueError, RecursionError) as error:
     raise ValueError(f'{path} is not JSON ({error}); {fix}') from error
-  if not isinstance(found, dict):
+  if not isinstance(value, dict):
     raise ValueError(f'{path} holds no JSON object; {fix}')
-  return found
+  return value
 
 
 def seal(fields: Mapping[str, Any]) -> dict[str, Any]:

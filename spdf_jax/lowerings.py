@@ -135,8 +135,8 @@ def transpose_parts(
   unknown = [ad.is_undefined_primal(arg) for arg in args]
   f = _of_chosen(parts, args, unknown, params)
   types = [arg.aval for arg, u in zip(args, unknown) if u]
-  found = iter(jax.linear_transpose(f, *types)(cotangents))
-  return [next(found) if u else None for u in unknown]
+  transposed = iter(jax.linear_transpose(f, *types)(cotangents))
+  return [next(transposed) if u else None for u in unknown]
 
 
 def _of_chosen(parts, args, chosen, params):

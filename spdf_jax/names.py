@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions by the names and arguments that users give."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import contextvars
 import difflib
 import functools
 import importlib
 import inspect
+import re
 from typing import Any, cast, TypeVar
 
 T = TypeVar('T')
 F = TypeVar('F', bound=Callable[..., Any])
 
 _MOST_SHOWN = 200  # Characters of an argument.
+_received: contextvars.ContextVar[tuple[str, str] | None] = (
+    contextvars.ContextVar('received', default=None)
+)
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
@@ -41,6 +47,40 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
   raise ValueError(f'{kind} {name!r} is unknown; {hint}')
 
 
+@contextlib.contextmanager
+def received(place: str, fix: str) -> Iterator[None]:
+  """Refuses to import functions inside the context.
+
+  Code that a received file names, such as the config of a checkpoint, does not
+  run while the file is read.
+
+  Args:
+    place: Description of the file, for the error message.
+    fix: How to have the code run, for the error message.
+
+  Example:
+    >>> with received("config of workdir 'a'", 'name it in your own config'):
+    ...   import_function('model', 'my_models:small')
+    Traceback (most recent call last):
+    ValueError: config of workdir 'a' names code to run, model 'my_models:sm...
+  """
+  token = _received.set((place, fix))
+  try:
+    yield
+  finally:
+    _received.reset(token)
+
+
+def is_function(name: str) -> bool:
+  """Returns whether a name in a config is that of a function to import.
+
+  Example:
+    >>> [is_function(x) for x in ('my_models:small', 'rigl', '2:4')]
+    [True, False, False]
+  """
+  return ':' in name and not re.fullmatch(r'\d+:\d+', name)
+
+
 def import_function(kind: str, name: str) -> Callable[..., Any]:
   """Imports the function named by `'package.module:function'`.
 
@@ -52,13 +92,19 @@ def import_function(kind: str, name: str) -> Callable[..., Any]:
     The function.
 
   Raises:
-    ValueError: the name has another form, or there is no such module or
-      function.
+    ValueError: the name has another form, there is no such module or function,
+      or a received file that is being read has the name, see `received`.
 
   Example:
     >>> import_function('algorithm', 'spdf_jax.sparsity:static').__name__
     'static'
   """
+  if received_from := _received.get():
+    place, fix = received_from
+    raise ValueError(
+        f'{place} names code to run, {kind} {name!r}; read the code, and {fix} '
+        'to run it.'
+    )
   module_name, _, attribute = name.partition(':')
   try:
     module = importlib.import_module(module_name)
@@ -131,7 +177,7 @@ def by_entry(
   if not isinstance(value, Mapping):
     return value
   name = value.get(kind, '')
-  if isinstance(name, str) and ':' in name:
+  if isinstance(name, str) and is_function(name):
     function = import_function(kind, name)
   else:
     function = lookup(kind, name, table)

@@ -85,6 +85,23 @@ def test_a_process_may_lock_a_folder_again_and_releases_it_once(tmp_path):
   files.lock_folder(tmp_path, 'workdir')()
 
 
+def test_a_lock_is_checked_without_writing(tmp_path):
+  files.refuse_locked(tmp_path, 'workdir')
+  files.refuse_locked(tmp_path / 'missing', 'workdir')
+  assert not [*tmp_path.iterdir()]
+  (tmp_path / '.lock').write_text('process 1 on a host')
+  (tmp_path / '.lock').chmod(0o400)
+  tmp_path.chmod(0o500)
+  files.refuse_locked(tmp_path, 'workdir')
+  assert (tmp_path / '.lock').read_text() == 'process 1 on a host'
+
+
+@pytest.mark.process
+def test_the_check_of_a_lock_names_who_holds_it(holder, tmp_path):
+  with pytest.raises(files.FolderInUse, match=f'process {holder.pid} on'):
+    files.refuse_locked(tmp_path, 'workdir')
+
+
 def test_a_file_system_without_locks_is_warned_of(
     tmp_path, monkeypatch, caplog
 ):

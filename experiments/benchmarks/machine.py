@@ -29,9 +29,9 @@ def describe_machine() -> dict[str, str | int]:
 
 def _processor() -> str:
   lines = (line.partition(':') for line in processor.cpuinfo().splitlines())
-  found = {name.strip(): value.strip() for name, _, value in lines}
-  name = found.get('model name') or platform.processor() or platform.machine()
-  if 'cpu family' in found:
+  fields = {name.strip(): value.strip() for name, _, value in lines}
+  name = fields.get('model name') or platform.processor() or platform.machine()
+  if 'cpu family' in fields:
     # Virtual machines give all generations one name, such as "AMD EPYC".
-    name += f' (family {found["cpu family"]}, model {found["model"]})'
+    name += f' (family {fields["cpu family"]}, model {fields["model"]})'
   return name

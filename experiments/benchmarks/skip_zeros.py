@@ -132,9 +132,9 @@ def _ours(
 
 
 def _loss(logits: Any, params: Any, tokens: jax.Array) -> jax.Array:
-  found = logits(params, tokens)[:, :-1].astype(jnp.float32)
+  logits_BxLxV = logits(params, tokens)[:, :-1].astype(jnp.float32)
   return optax.softmax_cross_entropy_with_integer_labels(
-      found, tokens[:, 1:]
+      logits_BxLxV, tokens[:, 1:]
   ).mean()
 
 

@@ -246,9 +246,9 @@ ax.legend(frameon=False)
 plt.show()
 
 for label, ratios in lines.items():
-  found = crossover(ratios)
-  faster = 'never faster' if found is None else f'faster from {found:.0%} zeros'
-  if found == SPARSITIES[0]:
+  start = crossover(ratios)
+  faster = 'never faster' if start is None else f'faster from {start:.0%} zeros'
+  if start == SPARSITIES[0]:
     faster += ' or fewer'
   print(f'{label:<20} {faster}; {ratios[0.75][1]:.2f} times at 75 %')
 

@@ -212,13 +212,13 @@ def train(algorithm):
   params, opt_state = init(jax.random.key(0))
   rows = []
   for count in range(STEPS):
-    params, opt_state, found = step(params, opt_state, batch_at(count))
+    params, opt_state, stats = step(params, opt_state, batch_at(count))
     if bool(algorithm.update_at(count)):
       mask = spdf.get_mask(opt_state)
       sparsity = spdf.summarize(mask, params, where=where).sparsity
-      survived = found['surviving'] / (found['surviving'] + found['dropped'])
+      survived = stats['surviving'] / (stats['surviving'] + stats['dropped'])
       loss = evaluation.evaluate_loss(predict, params, validation).loss
-      rows.append((count, sparsity, survived, found['exploration'], loss))
+      rows.append((count, sparsity, survived, stats['exploration'], loss))
   loss = evaluation.evaluate_loss(predict, params, validation).loss
   return np.array([*rows, (STEPS, *rows[-1][1:-1], loss)], float).T
 

@@ -190,8 +190,8 @@ for workdir in workdirs.values():
   (workdir / 'scores.json').write_text(
       json.dumps(to_json(model.name, scores, settings))
   )
-found = find_runs([folder])
-print('\n'.join(found.problems) or f'{len(found.runs)} runs and phases found')
+scored = find_runs([folder])
+print('\n'.join(scored.problems) or f'{len(scored.runs)} runs and phases found')
 
 # %% [markdown]
 # A cell states which runs belong in it and which score it shows. It averages
@@ -210,7 +210,7 @@ mine = [
     ]
     for column, measure in columns.items()
 ]
-print(paper_tables.format_filled(paper_tables.fill_results(mine, found.runs)))
+print(paper_tables.format_filled(paper_tables.fill_results(mine, scored.runs)))
 
 # %% [markdown]
 # The papers' tables are filled in the same way. Runs that belong in no row are

@@ -144,12 +144,12 @@ for step in range(1, STEPS + 1):
 # path; `where=` takes another rule. `embed` and `head` stay dense here.
 
 # %%
-for step, (found, mask) in snapshots.items():
+for step, (saved, mask) in snapshots.items():
   print(f'after {step} steps, loss {mlp_losses[step - 1]:.4f}')
-  print(spdf.summarize(mask, found), end='\n\n')
+  print(spdf.summarize(mask, saved), end='\n\n')
   # Exactly zero, not nearly: masking once more changes nothing.
   jax.tree.map(
-      np.testing.assert_array_equal, found, spdf.apply_mask(found, mask)
+      np.testing.assert_array_equal, saved, spdf.apply_mask(saved, mask)
   )
 
 pruned = ~snapshots[GROW_AT][1]['mlp_1']['w']
@@ -168,9 +168,9 @@ cmap = colormaps['RdBu_r'].with_extremes(bad='#E4E4E4')
 norm = colors.SymLogNorm(0.03, vmin=-1, vmax=1)
 fig, axes = plt.subplots(2, 4, figsize=(9.5, 5.1))
 for row, name in zip(axes, ('mlp_1', 'mlp_2')):
-  for i, (step, (found, mask)) in enumerate(snapshots.items()):
+  for i, (step, (saved, mask)) in enumerate(snapshots.items()):
     kept = np.asarray(mask[name]['w'])
-    weights = np.ma.array(found[name]['w'], mask=~kept)
+    weights = np.ma.array(saved[name]['w'], mask=~kept)
     row[2 * i].imshow(kept, cmap='Blues', vmin=-0.1, vmax=1.4)
     image = row[2 * i + 1].imshow(weights, cmap=cmap, norm=norm)
     row[2 * i].set_title(f'mask, step {step}', fontsize=9)

@@ -214,12 +214,12 @@ ideal = 1 / (1 - float(masked) * sparsities)
 left.plot(100 * sparsities, ideal, color=style.GREY, label='FLOPs')
 right.plot(systems, systems, color=style.GREY, label='linear')
 for (name, device), color in zip(devices.items(), style.COLORS):
-  found = estimates[name].report.program
-  seconds = sweep_sparsities(found, device, sparsities)
+  traced = estimates[name].report.program
+  seconds = sweep_sparsities(traced, device, sparsities)
   label = f'CS-{name[-1]}'
   left.plot(100 * sparsities, seconds[0] / seconds, color=color, label=label)
   right.plot(
-      systems, strong_scaling(found, device, systems), 'o-', color=color,
+      systems, strong_scaling(traced, device, systems), 'o-', color=color,
       label=label,
   )
 left.set(xlabel='% zeros', ylabel='times faster than dense')

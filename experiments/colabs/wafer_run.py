@@ -130,18 +130,18 @@ def train(dtype, lowering):
   return np.array(losses), events, states, step
 
 
-found = {}
+runs = {}
 for name, setting in {
     'XLA, float32': ('float32', 'reference'),
     'XLA, fp16': ('float16', 'reference'),
     'wafer': ('float16', wafer.lowering(device)),
 }.items():
   start = time.perf_counter()
-  found[name] = train(*setting)
+  runs[name] = train(*setting)
   print(
       f'{name:<14}{time.perf_counter() - start:6.1f} s, loss after the sparse '
-      f'steps {found[name][0][SPARSE_STEPS - 1]:.4f}, at the end '
-      f'{found[name][0][-1]:.4f}'
+      f'steps {runs[name][0][SPARSE_STEPS - 1]:.4f}, at the end '
+      f'{runs[name][0][-1]:.4f}'
   )
 
 # %% [markdown]
@@ -151,9 +151,9 @@ for name, setting in {
 # the loss.
 
 # %%
-exact = found['XLA, float32'][0]
+exact = runs['XLA, float32'][0]
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout='constrained')
-for (name, (losses, *_)), color in zip(found.items(), style.COLORS):
+for (name, (losses, *_)), color in zip(runs.items(), style.COLORS):
   left.plot(losses, color=color, label=name)
   if name != 'XLA, float32':
     right.plot(np.abs(losses - exact), color=color, label=name)
@@ -177,7 +177,7 @@ plt.show()
 # more non-zeros.
 
 # %%
-_, events, states, step = found['wafer']
+_, events, states, step = runs['wafer']
 
 
 def total(counted, field):

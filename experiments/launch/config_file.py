@@ -56,10 +56,10 @@ class Parser(flags.ArgumentParser):
 
 
 def _get_config(name: str) -> Any:
-  found = runpy.run_path(name)
-  if 'get_config' not in found:
+  namespace = runpy.run_path(name)
+  if 'get_config' not in namespace:
     raise ValueError('it has no function get_config; define one.')
-  return found['get_config']
+  return namespace['get_config']
 
 
 def _describe(error: Exception, name: str) -> str:
@@ -82,10 +82,10 @@ def one_line(error: Exception) -> str:
     >>> one_line(KeyError('a\\nb'))
     'a. b'
   """
-  found: Any = error
-  while isinstance(found, (AttributeError, KeyError)) and found.args:
-    found = found.args[0]
-  return '. '.join(str(found).splitlines())[:300]
+  detail: Any = error
+  while isinstance(detail, (AttributeError, KeyError)) and detail.args:
+    detail = detail.args[0]
+  return '. '.join(str(detail).splitlines())[:300]
 
 
 def check_fields(argv: Sequence[str]) -> None:

@@ -69,9 +69,9 @@ def run(
   prepare()
   try:
     try:
-      found = call(*args, **kwargs)
-      if not callable(found):
-        return _show(found)
+      result = call(*args, **kwargs)
+      if not callable(result):
+        return _show(result)
     except InterruptedError:
       raise
     except (ValueError, OSError, ImportError) as error:
@@ -79,7 +79,7 @@ def run(
       logging.debug('This was raised:', exc_info=error)
       return 1
     try:
-      return _show(found())
+      return _show(result())
     except (OSError, ValueError) as error:
       # Orbax and tensorstore raise ValueError for a full disk.
       if isinstance(error, InterruptedError) or not (
@@ -117,11 +117,11 @@ def run(
     return 1
 
 
-def _show(found: str | Iterable[str] | int | None) -> int:
+def _show(result: str | Iterable[str] | int | None) -> int:
   """Prints texts as they are produced; returns an exit status."""
-  if found is None or isinstance(found, int):
-    return found or 0
-  for text in [found] if isinstance(found, str) else found:
+  if result is None or isinstance(result, int):
+    return result or 0
+  for text in [result] if isinstance(result, str) else result:
     print(text, flush=True)
   return 0
 

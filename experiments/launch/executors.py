@@ -146,8 +146,8 @@ class RayExecutor(concurrent.futures.Executor):
     """Schedules a call; its future has the result or the call's exception."""
     result: concurrent.futures.Future = concurrent.futures.Future()
     result.set_running_or_notify_cancel()
-    found = self._task.remote(*self._where, fn, args, kwargs).future()
-    found.add_done_callback(lambda done: self._pass_on(done, result))
+    scheduled = self._task.remote(*self._where, fn, args, kwargs).future()
+    scheduled.add_done_callback(lambda done: self._pass_on(done, result))
     return result
 
   def _pass_on(

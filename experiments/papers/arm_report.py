@@ -33,7 +33,7 @@ def measured(
     ... # doctest: +ELLIPSIS
     {Arm(...): {1: {'loss': 3.0}}}
   """
-  found: dict[Any, dict[int, Outcome]] = {}
+  outcomes_of: dict[Any, dict[int, Outcome]] = {}
   chosen = pool.choose_all(entries, done)
   for entry in {entry.arm: entry for entry in entries}.values():
     point = chosen[entry.arm]
@@ -45,21 +45,21 @@ def measured(
     }
     outcomes = {s: done[name] for s, name in names.items() if name in done}
     if outcomes:
-      found[entry.arm] = outcomes
-  return found
+      outcomes_of[entry.arm] = outcomes
+  return outcomes_of
 
 
 def format_arms(
     entries: Sequence[Entry],
     done: Done,
-    found: Mapping[Any, Mapping[int, Outcome]],
+    measurements: Mapping[Any, Mapping[int, Outcome]],
 ) -> str:
   """Formats a table of arms: the chosen point, the loss and the FLOPs.
 
   Args:
     entries: All entries.
     done: Outcomes of finished runs.
-    found: Result of `measured`.
+    measurements: Result of `measured`.
 
   Returns:
     A Markdown table; FLOPs are those of the run itself, without the runs that
@@ -78,7 +78,7 @@ def format_arms(
   rows = []
   chosen = pool.choose_all(entries, done)
   for arm in dict.fromkeys(entry.arm for entry in entries):
-    outcomes = list(found.get(arm, {}).values())
+    outcomes = list(measurements.get(arm, {}).values())
     if not outcomes or arm.metric not in outcomes[0]:
       continue
     mean, deviation, *_ = paired.t_interval([o[arm.metric] for o in outcomes])

@@ -98,14 +98,14 @@ def with_parents(arms: list[Arm]) -> list[Arm]:
     >>> [arm.name for arm in with_parents([Arm('static', 0.5, task='task')])]
     ['init', 'static-50', 'static-50+task']
   """
-  found: dict[Arm, None] = {}
+  ordered: dict[Arm, None] = {}
 
   def add(arm: Arm) -> None:
     for before in (arm.parent, arm.rate_of):
       if before is not None:
         add(before)
-    found[arm] = None
+    ordered[arm] = None
 
   for arm in arms:
     add(arm)
-  return list(found)
+  return list(ordered)

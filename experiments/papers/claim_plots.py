@@ -23,14 +23,14 @@ _COLORS = {
 
 def plot_claims(
     entries: Sequence[Entry],
-    found: Mapping[Arm, Mapping[int, Outcome]],
+    measured: Mapping[Arm, Mapping[int, Outcome]],
     findings: Sequence[Finding],
 ) -> Any:
   """Plots every seed of every arm, and the differences with their intervals.
 
   Args:
     entries: All entries.
-    found: Measurements by arm and seed.
+    measured: Measurements by arm and seed.
     findings: Result of `judge`.
 
   Returns:
@@ -45,8 +45,8 @@ def plot_claims(
 
   Example:
     >>> entry = Entry(Arm('dense'), {}, 1)
-    >>> found = {entry.arm: {1: {'validation/loss': 2.0}}}
-    >>> len(plot_claims([entry], found, []).axes)
+    >>> measured = {entry.arm: {1: {'validation/loss': 2.0}}}
+    >>> len(plot_claims([entry], measured, []).axes)
     2
   """
   findings = [
@@ -55,7 +55,10 @@ def plot_claims(
   ]
   shown = [
       entry.arm for entry in entries
-      if any(entry.arm.metric in o for o in found.get(entry.arm, {}).values())
+      if any(
+          entry.arm.metric in outcome
+          for outcome in measured.get(entry.arm, {}).values()
+      )
   ]
   metrics = list(dict.fromkeys(arm.metric for arm in shown))
   counts = [sum(a.metric == m for a in shown) for m in metrics] or [1]
@@ -65,16 +68,16 @@ def plot_claims(
   left, right = figure.subfigures(1, 2, width_ratios=(1, 1.5))
   axes = left.subplots(len(counts), height_ratios=counts, squeeze=False)[:, 0]
   for ax, metric in zip(axes, metrics):
-    _plot_losses(ax, [a for a in shown if a.metric == metric], found)
+    _plot_losses(ax, [a for a in shown if a.metric == metric], measured)
   _plot_differences(right.subplots(), findings)
   return figure
 
 
 def _plot_losses(
-    ax: Any, arms: Sequence[Arm], found: Mapping[Arm, Mapping[int, Outcome]]
+    ax: Any, arms: Sequence[Arm], measured: Mapping[Arm, Mapping[int, Outcome]]
 ) -> None:
   for place, arm in enumerate(arms):
-    losses = [outcome[arm.metric] for outcome in found[arm].values()]
+    losses = [outcome[arm.metric] for outcome in measured[arm].values()]
     ax.plot(losses, [place] * len(losses), 'o', markersize=4, alpha=0.6,
             color=style.COLORS[0], markeredgewidth=0)
     mean = sum(losses) / len(losses)

@@ -77,7 +77,7 @@ def measure(
 ) -> dict[float, Changes]:
   """Trains at one width; returns the mean changes over seeds, by density."""
   step = None  # That of the first run, which is compiled once for all.
-  found = {}
+  changes = {}
   for density in densities:
     runs = []
     for seed in range(seeds):
@@ -87,8 +87,8 @@ def measure(
       step = step or run.programs.step
       runs.append(_changes(run, step))
     mean = lambda *values: statistics.fmean(values)
-    found[density] = jax.tree.map(mean, *runs)
-  return found
+    changes[density] = jax.tree.map(mean, *runs)
+  return changes
 
 
 def _changes(run: training.Run, train_step: Any) -> Changes:
@@ -96,13 +96,13 @@ def _changes(run: training.Run, train_step: Any) -> Changes:
   batch = run.programs.device_batch_at(0)
   outputs = _outputs_of(run.model)
   before = outputs(state.params, batch)
-  found = []
+  changes = []
   for step in range(STEPS[-1]):
     state, _ = train_step(state, batch)
     if step + 1 in STEPS:
       after = outputs(state.params, batch)
-      found.append(_rms_by_kind(jax.tree.map(jnp.subtract, after, before)))
-  return found
+      changes.append(_rms_by_kind(jax.tree.map(jnp.subtract, after, before)))
+  return changes
 
 
 @functools.cache
@@ -164,13 +164,13 @@ def relative(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def describe(rows: list[dict[str, Any]]) -> Iterator[str]:
   """Yields the extremes over widths, densities and layers after each step."""
-  found: dict[tuple[str, str], list[float]] = {}
+  changes: dict[tuple[str, str], list[float]] = {}
   for row in relative(rows):
     for step, layers in row['changes'].items():
-      found.setdefault((row['parameterization'], step), []).extend(
+      changes.setdefault((row['parameterization'], step), []).extend(
           layers.values()
       )
-  for (name, step), values in found.items():
+  for (name, step), values in changes.items():
     yield (
         f'{name}, step {step}: changes are {min(values):.2f} to '
         f'{max(values):.2f} of those at the base'

@@ -180,13 +180,13 @@ def format_traced(run: Run) -> str:
       'recomputed',
   )]
   for phase in plan_costs.describe_plan(run, '')['phases']:
-    found = trace_flops(
+    traced = trace_flops(
         run, phase['batch_size'], phase['length'], phase['sparsity']
     )
     rows.append((
-        phase['name'], f'{found.products:.4e}', f'{found.formula:.4e}',
-        f'{found.softmax / found.formula:.2%}', f'{found.difference:.2%}',
-        f'{found.recomputed:.3e}',
+        phase['name'], f'{traced.products:.4e}', f'{traced.formula:.4e}',
+        f'{traced.softmax / traced.formula:.2%}', f'{traced.difference:.2%}',
+        f'{traced.recomputed:.3e}',
     ))
   return markdown.align(rows, '<>>>>>') + (
       '\nThe trace counts matrix products, so the difference excludes the '

@@ -193,13 +193,13 @@ def reductions(sparsity: float) -> list[tuple[int, float]]:
     >>> [round(times, 2) for _, times in reductions(0.75)][-1]
     3.66
   """
-  found = []
+  points = []
   for name in MODELS:
     shape = PRESETS[name]
     dense = training_flops(shape, computed_flops.LENGTH)
     sparse = training_flops(shape, computed_flops.LENGTH, sparsity)
-    found.append((computed_flops.parameters_of(name)[0], dense / sparse))
-  return found
+    points.append((computed_flops.parameters_of(name)[0], dense / sparse))
+  return points
 
 
 def plot_flops_reduction() -> Any:

@@ -18,7 +18,7 @@ _MARKERS = 'os^D'
 
 
 def plot_flops(
-    scale: Scale, found: Mapping[Arm, Mapping[int, Outcome]]
+    scale: Scale, measured: Mapping[Arm, Mapping[int, Outcome]]
 ) -> Any:
   """Plots final losses over the FLOPs of pre-training.
 
@@ -27,7 +27,7 @@ def plot_flops(
 
   Args:
     scale: The scale.
-    found: Measurements by arm and seed.
+    measured: Measurements by arm and seed.
 
   Returns:
     A figure, without the control.
@@ -43,7 +43,7 @@ def plot_flops(
     ['dense', 'width 64']
   """
   shown = [
-      arm for arm in found
+      arm for arm in measured
       if arm.method != 'init' and arm.sparsity != scales.CONTROL.sparsity
       and not arm.task
   ]
@@ -54,7 +54,7 @@ def plot_flops(
   for arm in shown:
     color = style.COLORS[_LABELS.index(_label(scale, arm))]
     marker = markers[scale.sizes[arm.size].width]
-    outcomes = found[arm].values()
+    outcomes = measured[arm].values()
     flops = statistics.fmean(outcome['flops'] for outcome in outcomes)
     values = [outcome[arms.PRETRAINED] for outcome in outcomes]
     ax.plot([flops] * len(values), values, marker, color=color, alpha=0.35,

@@ -211,9 +211,9 @@ def value_of(text: str) -> float:
     >>> value_of('1.22e6'), value_of('75%'), value_of('~26B')
     (1220000.0, 0.75, 26000000000.0)
   """
-  found = _parse(text)
-  digits = f'{found["digits"]}e{found["power"] or 0}'
-  unit = found['unit']
+  match = _parse(text)
+  digits = f'{match["digits"]}e{match["power"] or 0}'
+  unit = match['unit']
   return float(digits) / 100 if unit == '%' else float(digits) * _UNITS[unit]
 
 
@@ -234,20 +234,20 @@ def as_printed(value: float, text: str) -> str:
     >>> as_printed(0.0002, '<0.05%'), as_printed(0.0007, '<0.05%')
     ('<0.05%', '0.07%')
   """
-  found = _parse(text)
-  if found['sign'] == '<' and value < value_of(text):
+  match = _parse(text)
+  if match['sign'] == '<' and value < value_of(text):
     return text
-  scale = _UNITS[found['unit']] * 10.0 ** int(found['power'] or 0)
-  digits = len(found['decimals'] or '')
-  power = f'e{found["power"]}' if found['power'] else ''
-  sign = found['sign'].replace('<', '')
-  return f'{sign}{value / scale:.{digits}f}{power}{found["unit"]}'
+  scale = _UNITS[match['unit']] * 10.0 ** int(match['power'] or 0)
+  digits = len(match['decimals'] or '')
+  power = f'e{match["power"]}' if match['power'] else ''
+  sign = match['sign'].replace('<', '')
+  return f'{sign}{value / scale:.{digits}f}{power}{match["unit"]}'
 
 
 def _parse(text: str) -> re.Match[str]:
-  found = _NUMBER.fullmatch(text)
-  if found is None:
+  match = _NUMBER.fullmatch(text)
+  if match is None:
     raise ValueError(
         f'{text!r} is not a printed number, such as 1.22e6, 75% or 2.5B.'
     )
-  return found
+  return match

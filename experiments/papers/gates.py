@@ -217,8 +217,8 @@ def _dense(scale: Scale, size: str, task: str = '') -> Arm:
 
 
 def _control(scale: Scale, size: str) -> Arm:
-  found = scale.find('static', scales.CONTROL.sparsity, size)
-  return found or scales.sized(scales.CONTROL, size)
+  control = scale.find('static', scales.CONTROL.sparsity, size)
+  return control or scales.sized(scales.CONTROL, size)
 
 
 def _beaten(
@@ -254,8 +254,8 @@ def _ahead(
   if not seeds:
     return Gate(key, subject, text, '', False)
   gap = statistics.fmean(worse[s] - dense[s] for s in seeds)
-  found = f'{gap:+.3f} nats, {len(seeds)} seeds'
-  return Gate(key, subject, text, found, gap >= margin)
+  value = f'{gap:+.3f} nats, {len(seeds)} seeds'
+  return Gate(key, subject, text, value, gap >= margin)
 
 
 def _inside(
@@ -263,14 +263,14 @@ def _inside(
 ) -> Gate:
   text = f'the rate of {entry.arm.name} is inside its grid'
   if best is None:
-    found = 'no rate is eligible' if pool.without_choice([entry], done) else ''
-    return Gate('G3', entry.arm, text, found, False)
+    value = 'no rate is eligible' if pool.without_choice([entry], done) else ''
+    return Gate('G3', entry.arm, text, value, False)
   rates = sorted(
       point['rate'] for point in pool.tried(entry, done)
       if point | {'rate': best['rate']} == best
       and pool.loss_of(entry, point, done) is not None
   )
-  found = f'{best["rate"]:g} in {", ".join(f"{rate:g}" for rate in rates)}'
+  value = f'{best["rate"]:g} in {", ".join(f"{rate:g}" for rate in rates)}'
   return Gate(
-      'G3', entry.arm, text, found, rates[0] < best['rate'] < rates[-1]
+      'G3', entry.arm, text, value, rates[0] < best['rate'] < rates[-1]
   )

@@ -69,9 +69,9 @@ def _with_rounds(
     results: Sequence[Result], runs: Sequence[ScoredRun]
 ) -> list[Result]:
   """Adds rows for the rounds of iterative pruning that have none."""
-  found = list(results)
+  cells = list(results)
   for run in sorted(runs, key=lambda run: run.ancestry.recipe[1]):
-    if any(belongs(run, cell.arm) for cell in found):
+    if any(belongs(run, cell.arm) for cell in cells):
       continue
     _, sparsity = run.ancestry.recipe
     number = sum(s.sparsity > 0 for s in run.ancestry.pretraining)
@@ -79,11 +79,11 @@ def _with_rounds(
       arm = cell.arm and cell.arm._replace(sparsity=sparsity)
       row = f'{markdown.percent(sparsity)}, round {number}'
       added = cell._replace(row=row, arm=arm, printed='')
-      if belongs(run, arm) and added not in found:
-        found.append(added)
+      if belongs(run, arm) and added not in cells:
+        cells.append(added)
   first = {r.source: i for i, r in reversed([*enumerate(results)])
            if _is_pruned(r)}
-  return sorted(found, key=lambda cell: (
+  return sorted(cells, key=lambda cell: (
       (first[cell.source], cell.arm.sparsity) if cell.arm and _is_pruned(cell)
       else (results.index(cell), 0.0)
   ))
@@ -242,19 +242,19 @@ def report(
   results: Sequence[Result] = names.lookup(
       'table', table, published_results.RESULTS
   )
-  found = scored_runs.find_runs(folders)
+  scored = scored_runs.find_runs(folders)
   cells = fill_results(
-      of_model(results, model) if model else results, found.runs
+      of_model(results, model) if model else results, scored.runs
   )
   arms = {cell.result.arm for cell in cells}
   lines = [format_filled(cells)]
   others = [
-      run for run in found.runs if not any(belongs(run, arm) for arm in arms)
+      run for run in scored.runs if not any(belongs(run, arm) for arm in arms)
   ]
   for title, entries in (
       ('Runs that belong in no row',
        [f'{run.source}: {_describe(run)}' for run in others]),
-      ('Left out', found.problems),
+      ('Left out', scored.problems),
   ):
     if entries:
       rest = len(entries) - _MOST

@@ -57,8 +57,8 @@ def write_report(
   }
   first = [outcome[arms.PRETRAINED] for outcome in outcomes[entries[0].arm]]
   rows = []
-  for arm, found in outcomes.items():
-    losses = [outcome[arms.PRETRAINED] for outcome in found]
+  for arm, runs in outcomes.items():
+    losses = [outcome[arms.PRETRAINED] for outcome in runs]
     mean, deviation, *_ = t_interval(losses)
     spread = f' ± {deviation:.4f}' if len(losses) > 1 else ''
     difference = markdown.MISSING
@@ -68,7 +68,7 @@ def write_report(
       if len(losses) > 1:
         difference += f' ({paired.low:+.4f} to {paired.high:+.4f})'
     rate = chosen[arm].get('rate')
-    longest = max(found, key=lambda outcome: outcome['steps'])
+    longest = max(runs, key=lambda outcome: outcome['steps'])
     steps = longest['steps']  # A run that diverged has fewer.
     rows.append([
         arm.folder, markdown.MISSING if rate is None else f'{rate:g}',
@@ -93,9 +93,9 @@ def write_report(
         arm.folder: [
             [(spent(phases[arm.folder], step), loss)
              for step, _, loss in outcome.get('curve', ())]
-            for outcome in found
+            for outcome in runs
         ]
-        for arm, found in outcomes.items()
+        for arm, runs in outcomes.items()
     }, budget.unit)
     style.save(figure, folder / 'race.png')
   return f'{report}\n{folder}: table.md, results.json, race.png'

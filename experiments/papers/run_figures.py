@@ -59,17 +59,17 @@ def sawtooth(groups: Sequence[Group]) -> Any:
 
 def rigl_and_granet(groups: Sequence[Group]) -> Any:
   """Draws RigL against GraNet, at sparsities of both if there are any."""
-  found: dict[str, list[Group]] = {'rigl': [], 'granet': []}
+  groups_of: dict[str, list[Group]] = {'rigl': [], 'granet': []}
   for group in run_groups.pretrained(groups):
     for algorithm in {s.algorithm for s in group.ancestry.pretraining}:
-      if algorithm in found:
-        found[algorithm].append(group)
-  missing = [name for name, held in found.items() if not held]
+      if algorithm in groups_of:
+        groups_of[algorithm].append(group)
+  missing = [name for name, held in groups_of.items() if not held]
   if missing:
     raise MissingRunsError(f'no run of {" or ".join(missing)}')
-  both = [g for held in found.values() for g in held]
+  both = [g for held in groups_of.values() for g in held]
   sparsities = lambda held: {g.ancestry.pretraining[0].sparsity for g in held}
-  shared = sparsities(found['rigl']) & sparsities(found['granet'])
+  shared = sparsities(groups_of['rigl']) & sparsities(groups_of['granet'])
   if shared:
     both = [g for g in both if g.ancestry.pretraining[0].sparsity in shared]
   return training_plots.plot_algorithms(
@@ -162,7 +162,7 @@ def _pretrainings(
   runs = run_groups.means(run_groups.by_label(
       run_groups.pretrained(groups), run_groups.describe_pretraining
   ))
-  found = {label: run for label, run in runs.items() if condition(run)}
-  if not found:
+  chosen = {label: run for label, run in runs.items() if condition(run)}
+  if not chosen:
     raise MissingRunsError(missing)
-  return found
+  return chosen

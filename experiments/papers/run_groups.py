@@ -72,7 +72,7 @@ def last_value(run: RunRecord, key: str) -> float:
 
 
 def group_runs(
-    found: Iterable[ScoredRun],
+    runs: Iterable[ScoredRun],
 ) -> tuple[list[Group], list[str]]:
   """Groups the seeds of each config, and chooses among similar configs.
 
@@ -81,7 +81,7 @@ def group_runs(
   lowest final loss.
 
   Args:
-    found: Finished runs, see `find_runs`.
+    runs: Finished runs, see `find_runs`.
 
   Returns:
     The groups, dense ones first; and a sentence for every run or group that is
@@ -89,7 +89,7 @@ def group_runs(
   """
   members: dict[str, list[ScoredRun]] = {}
   notes = []
-  for run in found:
+  for run in runs:
     if '@' in run.source:
       notes.append(f'{run.source} is a part of a run')
       continue
@@ -339,11 +339,11 @@ def average_runs(runs: Sequence[RunRecord]) -> RunRecord:
   others = [{row['step']: row for row in run.rows} for run in runs]
   rows = []
   for row in runs[0].rows:
-    found = [rows_by_step.get(row['step'], {}) for rows_by_step in others]
+    at_step = [rows_by_step.get(row['step'], {}) for rows_by_step in others]
     rows.append({'step': row['step']} | {
-        key: statistics.fmean(other[key] for other in found)
+        key: statistics.fmean(other[key] for other in at_step)
         for key in row
         if key != 'step'
-        and all(isinstance(other.get(key), int | float) for other in found)
+        and all(isinstance(other.get(key), int | float) for other in at_step)
     })
   return dataclasses.replace(runs[0], rows=tuple(rows))

@@ -185,20 +185,20 @@ class Scale:
       size: Name of the size.
       length: Tokens of a sequence; `None`: those of pre-training.
     """
-    found = self.sizes[size]
+    dimensions = self.sizes[size]
     config = base.get_config(
-        f'width={found.width},layers={self.layers},'
+        f'width={dimensions.width},layers={self.layers},'
         f'length={length or self.length}'
     )
     config.model.vocab_size = self.vocab_size
-    if found.n_heads:
-      config.model.n_heads = found.n_heads
-    if found.rotary:
+    if dimensions.n_heads:
+      config.model.n_heads = dimensions.n_heads
+    if dimensions.rotary:
       # Three matrices of this width have as many weights as GPT's two.
       config.model.update(preset='llama-1.3b', tied=True)
-      config.model.d_ff = 8 * round(found.width / 3)
-    if found.d_ff:
-      config.model.d_ff = found.d_ff
+      config.model.d_ff = 8 * round(dimensions.width / 3)
+    if dimensions.d_ff:
+      config.model.d_ff = dimensions.d_ff
     return config
 
   def batch(self, size: str) -> int:
@@ -257,12 +257,12 @@ class Scale:
     tuning = [arm for b in self.blocks if not b.seeds for arm in b.arms]
     needed = set(with_parents([*claims_arms, *tuning]))
     seeds: dict[Arm, int] = {}
-    found = []
+    added = []
     for block in self.blocks:
       for arm in with_parents(list(block.arms)):
         if seeds.get(arm, -1) < block.seeds:
           seeds[arm] = block.seeds
-          found.append((arm, block.seeds))
+          added.append((arm, block.seeds))
     missing = sorted(arm.name for arm in needed - set(seeds))
     if missing:
       raise ValueError(
@@ -274,7 +274,7 @@ class Scale:
             arm, self._grid(arm), n, not self.demonstration, self.tuning_seeds,
             self.repeat_every,
         )
-        for arm, n in found if arm in needed
+        for arm, n in added if arm in needed
     ]
 
   def find(

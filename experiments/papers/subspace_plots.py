@@ -81,9 +81,8 @@ def plot_distances(names: Sequence[str], pairs: Sequence[Distances]) -> Any:
 
 def _grid(distances: Distances) -> tuple[list[str], np.ndarray]:
   """Returns modules, and distances [modules, layers], NaN where missing."""
-  modules = [
-      m for m in subspaces.MODULES if any(m == found for _, found in distances)
-  ]
+  present = {module for _, module in distances}
+  modules = [m for m in subspaces.MODULES if m in present]
   layers = 1 + max(layer for layer, _ in distances)
   return modules, np.array([
       [distances.get((layer, m), np.nan) for layer in range(layers)]

@@ -61,14 +61,14 @@ def cosine_distances(
   """
   before, after = _leaves(before), _leaves(after)
   _refuse_other_models(before, after)
-  found = {}
+  distances = {}
   for path, matrix in hidden_matrices(before).items():
     layer, module = _MATRIX.fullmatch(path).groups()
     difference = _direction(path, matrix) - _direction(path, after[path])
-    found[int(layer), module] = float(np.vdot(difference, difference)) / 2
+    distances[int(layer), module] = float(np.vdot(difference, difference)) / 2
   order = list(MODULES)
   return dict(sorted(
-      found.items(), key=lambda item: (item[0][0], order.index(item[0][1]))
+      distances.items(), key=lambda item: (item[0][0], order.index(item[0][1]))
   ))
 
 
@@ -90,15 +90,15 @@ def hidden_matrices(params: PyTree) -> dict[str, np.ndarray]:
     ... }}}}))
     ['h_0/mlp/wo/kernel', 'h_1/mlp/wo/kernel']
   """
-  found = {
+  matrices = {
       path: x for path, x in _leaves(params).items() if _MATRIX.fullmatch(path)
   }
-  if not found:
+  if not matrices:
     raise ValueError(
         'the parameters have no hidden matrix, such as h_0/attn/wq/kernel; '
         'give those of a GPT or Llama of spdf_jax.models.'
     )
-  return found
+  return matrices
 
 
 def weight_sparsity(params: PyTree) -> float:
@@ -128,7 +128,7 @@ def module_means(distances: Distances) -> dict[str, float]:
   """
   columns = {m: [d for (_, n), d in distances.items() if n == m]
              for m in MODULES}
-  return {m: float(np.mean(found)) for m, found in columns.items() if found}
+  return {m: float(np.mean(values)) for m, values in columns.items() if values}
 
 
 def format_distances(names: Sequence[str], pairs: Sequence[Distances]) -> str:
@@ -223,7 +223,7 @@ def measure_pairs(
         f'no checkpoint at {", ".join(missing)}; give workdirs of runs or '
         'Hugging Face directories.'
     )
-  found = {}
+  distances = {}
   for i, (one, other) in enumerate(zip(before, after)):
     params = language_models.read_model(one)[1]
     name = names[i] if names else (
@@ -231,12 +231,12 @@ def measure_pairs(
         f'{markdown.percent(weight_sparsity(params))} zeros'
     )
     try:
-      found[name] = cosine_distances(
+      distances[name] = cosine_distances(
           params, language_models.read_model(other)[1]
       )
     except ValueError as error:
       raise ValueError(f'{one} and {other}: {error}') from error
-  return found
+  return distances
 
 
 def as_csv(pairs: Mapping[str, Distances]) -> str:

@@ -67,8 +67,8 @@ def step_seconds(
         f'count is {count}; give 1 for the CPU, and at least 1 of others.'
     )
   if machine == 'cpu':
-    found = {s: measure_step(run_at(s)) for s in (0.0, *sparsities)}
-    return interpolated(found)
+    measured = {s: measure_step(run_at(s)) for s in (0.0, *sparsities)}
+    return interpolated(measured)
   run = run_at(sparsities[-1])
   if machine in WAFERS:
     return _on_wafer(run, wafer.create_device(machine), count)
@@ -126,13 +126,13 @@ def measure_step(run: Run) -> float:
   state = initial_state.create(run.programs)
   state, _ = run.programs.step(state, batch)  # Compiles.
   jax.block_until_ready(state)
-  found = []
+  seconds = []
   for _ in range(_REPEATS):
     start = time.perf_counter()
     state, _ = run.programs.step(state, batch)
     jax.block_until_ready(state)
-    found.append(time.perf_counter() - start)
-  return float(np.median(found))
+    seconds.append(time.perf_counter() - start)
+  return float(np.median(seconds))
 
 
 def _on_wafer(
@@ -144,7 +144,7 @@ def _on_wafer(
   @functools.cache
   def seconds(sparsity: float) -> float:
     shape = phase.batch_size, phase.length
-    found = report(shape, lambda layer: sparsity, False)
-    return float(found.seconds)
+    step_report = report(shape, lambda layer: sparsity, False)
+    return float(step_report.seconds)
 
   return seconds

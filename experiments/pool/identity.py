@@ -51,10 +51,10 @@ def identify(
 
 
 def differences(
-    identity: Mapping[str, Any], found: Mapping[str, Any]
+    identity: Mapping[str, Any], other: Mapping[str, Any]
 ) -> list[str]:
   """Returns the names of the values of an identity that another lacks."""
-  return [name for name in identity if identity[name] != found.get(name)]
+  return [name for name in identity if identity[name] != other.get(name)]
 
 
 def check_same(path: pathlib.Path, identity: Mapping[str, Any]) -> None:
@@ -71,8 +71,8 @@ def check_same(path: pathlib.Path, identity: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomically(path, json.dumps(identity, indent=2) + '\n')
     return
-  found = files.read_object(path, 'give another workdir.')
-  different = differences(identity, found)
+  stored = files.read_object(path, 'give another workdir.')
+  different = differences(identity, stored)
   if different:
     raise ValueError(
         f'workdir {str(path.parent)!r} has runs of another scale, protocol or '
@@ -86,10 +86,10 @@ def protocol_commit(name: str) -> str:
   Args:
     name: File of the protocol, `Scale.protocol`.
   """
-  found = None
+  process = None
   with contextlib.suppress(OSError):
-    found = subprocess.run(
+    process = subprocess.run(
         ['git', 'log', '-1', '--format=%H', '--', name],
         cwd=RESULTS, capture_output=True, text=True, check=False,
     )
-  return (found.stdout.strip() if found else '') or 'unknown'
+  return (process.stdout.strip() if process else '') or 'unknown'

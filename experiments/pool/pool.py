@@ -136,17 +136,20 @@ def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
     >>> tried(entry, done)
     [{'rate': 1.0}, {'rate': 2.0}, {'rate': 4.0}]
   """
-  found = points(entry.grid)
+  candidates = points(entry.grid)
   if not entry.extend or 'rate' not in entry.grid:
-    return found
+    return candidates
   factor = 2**_DOUBLINGS
   low, high = min(entry.grid['rate']) / factor, max(entry.grid['rate']) * factor
   while True:
-    losses = [loss_of(entry, point, done) for point in found]
+    losses = [loss_of(entry, point, done) for point in candidates]
     if None in losses:
-      return found
-    best = found[losses.index(min(losses))]
-    rates = [p['rate'] for p in found if p | {'rate': best['rate']} == best]
+      return candidates
+    best = candidates[losses.index(min(losses))]
+    rates = [
+        point['rate'] for point in candidates
+        if point | {'rate': best['rate']} == best
+    ]
     new = [
         best | {'rate': rate}
         for end, rate in (
@@ -155,8 +158,8 @@ def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
         if best['rate'] == end and low <= rate <= high
     ]
     if not new:
-      return found
-    found += new
+      return candidates
+    candidates += new
 
 
 def choose(entry: Entry, done: Done) -> dict[str, Any] | None:
@@ -177,13 +180,13 @@ def choose(entry: Entry, done: Done) -> dict[str, Any] | None:
     >>> choose(entry, done | {'dense/rate=2,seed=0': {'validation/loss': 2.5}})
     {'rate': 2}
   """
-  found = tried(entry, done)
+  candidates = tried(entry, done)
   if not entry.grid:
-    return found[0]
-  losses = [loss_of(entry, point, done) for point in found]
+    return candidates[0]
+  losses = [loss_of(entry, point, done) for point in candidates]
   if None in losses or math.isinf(min(losses)):
     return None
-  return found[losses.index(min(losses))]
+  return candidates[losses.index(min(losses))]
 
 
 def without_choice(entries: Sequence[Entry], done: Done) -> set[Arm]:
@@ -197,15 +200,15 @@ def without_choice(entries: Sequence[Entry], done: Done) -> set[Arm]:
     >>> [arm.name for arm in without_choice([entry], done)]
     ['dense']
   """
-  found: set[Arm] = set()
+  arms: set[Arm] = set()
   for entry in entries:
     arm = entry.arm
-    if arm.rate_of in found or arm.parent in found or (
+    if arm.rate_of in arms or arm.parent in arms or (
         arm.rate_of is None and choose(entry, done) is None
         and all(loss_of(entry, p, done) == math.inf for p in tried(entry, done))
     ):
-      found.add(arm)
-  return found
+      arms.add(arm)
+  return arms
 
 
 def choose_all(
@@ -344,11 +347,11 @@ def run_all(
 
   Example:
     >>> with concurrent.futures.ThreadPoolExecutor() as executor:
-    ...   found = run_all(lambda done: next_jobs([Entry(Arm('init'), {}, 1)],
-    ...                                          done),
-    ...                   lambda job: {'seed': job.seed}, {}, executor, 2,
-    ...                   report=lambda job, done: None)
-    >>> found
+    ...   outcomes = run_all(
+    ...       lambda done: next_jobs([Entry(Arm('init'), {}, 1)], done),
+    ...       lambda job: {'seed': job.seed}, {}, executor, 2,
+    ...       report=lambda job, done: None)
+    >>> outcomes
     {'init/seed=0': {'seed': 0}, 'init/seed=1': {'seed': 1}}
   """
   done = dict(done)

@@ -45,17 +45,17 @@ def read_results(
   path = output / _FILE
   if not path.exists():
     return {}
-  found = json_files.read_json(path)
-  if different := pool_identity.differences(identity, found['identity']):
+  stored = json_files.read_json(path)
+  if different := pool_identity.differences(identity, stored['identity']):
     raise ValueError(
         f'output {str(output)!r} has results of another scale, protocol or '
         f'other data: {", ".join(different)} differ; give another folder, or '
         'move them away.'
     )
-  return found['runs']
+  return stored['runs']
 
 
-def join_outcomes(known: Done, found: Done) -> dict[str, Outcome]:
+def join_outcomes(known: Done, on_disk: Done) -> dict[str, Outcome]:
   """Joins recorded outcomes with those of runs on disk.
 
   A recorded outcome stays. A run that is repeated for its weights on another
@@ -64,17 +64,17 @@ def join_outcomes(known: Done, found: Done) -> dict[str, Outcome]:
 
   Args:
     known: Recorded outcomes.
-    found: Outcomes of the runs on disk.
+    on_disk: Outcomes of the runs on disk.
 
   Example:
     >>> join_outcomes({'a': {'validation/loss': 2.0}},
     ...               {'a': {'validation/loss': 2.1}})
     {'a': {'validation/loss': 2.0, 'repeats': [2.1]}}
   """
-  joined = {**found, **known}
-  for name in known.keys() & found.keys():
+  joined = {**on_disk, **known}
+  for name in known.keys() & on_disk.keys():
     losses = [known[name].get(arms.PRETRAINED), *known[name].get('repeats', ())]
-    loss = found[name].get(arms.PRETRAINED)
+    loss = on_disk[name].get(arms.PRETRAINED)
     if loss not in losses:
       joined[name] = {**known[name], 'repeats': [*losses[1:], loss]}
   return joined
@@ -104,11 +104,11 @@ def write_results(
     The report in `table.md`.
   """
   claims = [paper_claims.CLAIMS[key] for key in scale.claims]
-  found = arm_report.measured(entries, done)
-  checked = gates.check(scale, claims, entries, done, found)
+  measured = arm_report.measured(entries, done)
+  checked = gates.check(scale, claims, entries, done, measured)
   seeds = {entry.arm: entry.seeds for entry in entries}
   findings = judge(
-      claims, found, gates.failures(scale, checked, claims),
+      claims, measured, gates.failures(scale, checked, claims),
       arm_report.measured(entries, done, again=True), seeds,
   )
   power = {}
@@ -121,7 +121,7 @@ def write_results(
       _facts(name, commit, machine, entries, done),
       findings, power | {
           'Gates': claim_report.format_gates(checked),
-          'Arms': arm_report.format_arms(entries, done, found),
+          'Arms': arm_report.format_arms(entries, done, measured),
           'Chosen by validation': arm_report.format_choices(entries, done),
       },
   )
@@ -134,10 +134,10 @@ def write_results(
   }, indent=1)
   files.write_atomically(output / 'table.md', report)
   with contextlib.suppress(ImportError):  # matplotlib is optional.
-    figure = claim_plots.plot_claims(entries, found, findings)
+    figure = claim_plots.plot_claims(entries, measured, findings)
     style.save(figure, output / 'claims.png')
-    if any(arm.flops_of for arm in found):
-      figure = flops_scatter.plot_flops(scale, found)
+    if any(arm.flops_of for arm in measured):
+      figure = flops_scatter.plot_flops(scale, measured)
       style.save(figure, output / 'flops.png')
   return report
 

@@ -201,8 +201,8 @@ def train(run: training.Run, workdir: pathlib.Path) -> dict[str, Any]:
     outcome['curve'] = curve
   if run.task is not None:
     before = run.config.init_from
-    found = distances(run, before if diverged else str(workdir))
-    outcome |= dict.fromkeys(found, math.nan) if diverged else found
+    by_module = distances(run, before if diverged else str(workdir))
+    outcome |= dict.fromkeys(by_module, math.nan) if diverged else by_module
   return outcome | diverged
 
 
@@ -231,28 +231,28 @@ def domain_losses(
       lambda params, tokens: run.model.apply({'params': params}, tokens)
   )
   length = run.validation_length
-  found = {}
+  losses = {}
   for name, text in texts.items():
     tokens = np.frombuffer(text, np.uint8).astype(np.int32)
     starts = np.linspace(
         0, tokens.size - length - 1, batches * _AT_ONCE, dtype=np.int64
     )
     windows = tokens[starts[:, None] + np.arange(length + 1)]
-    found[f'{name}/loss'] = evaluation.evaluate_loss(apply_fn, params, [
+    losses[f'{name}/loss'] = evaluation.evaluate_loss(apply_fn, params, [
         data.Batch(rows[:, :-1], rows[:, 1:], np.ones(rows[:, 1:].shape))
         for rows in windows.reshape(batches, _AT_ONCE, length + 1)
     ]).loss
-  return found
+  return losses
 
 
 def distances(run: training.Run, end: str) -> dict[str, float]:
   """Returns the cosine distances of hidden matrices before and after a run."""
   shapes = run.programs.abstract_state.params
-  found = subspaces.cosine_distances(*(
+  per_matrix = subspaces.cosine_distances(*(
       training.read_params(training.find_checkpoint(source), shapes)
       for source in (run.config.init_from, end)
   ))
-  means = subspaces.module_means(found)
+  means = subspaces.module_means(per_matrix)
   means['all'] = sum(means.values()) / len(means)
   return {f'distance/{name}': value for name, value in means.items()}
 

@@ -236,9 +236,9 @@ def read_json_lines(
       else:
         if isinstance(fields, dict):
           if fields and field not in fields:
-            found = ', '.join(list(fields)[:_FIELDS])
+            present = ', '.join(list(fields)[:_FIELDS])
             more = ' and more' if len(fields) > _FIELDS else ''
-            where += f', which has {found:.200}{more}'
+            where += f', which has {present:.200}{more}'
           yield from check_text(fields.get(field), where)
         else:
           yield Skipped('not a JSON object', where)

@@ -278,9 +278,9 @@ def _identify(tokenizer: str | os.PathLike[str], special_tokens: bool) -> str:
     ).fingerprint
   if known and name != 'bytes':
     return f'{name}, special tokens'
-  found = tokenizers.ByteTokenizer(
+  opened = tokenizers.ByteTokenizer(
       ) if known else tokenizer_files.open_tokenizer(tokenizer)
-  return tokenizers.with_special_tokens(found).fingerprint
+  return tokenizers.with_special_tokens(opened).fingerprint
 
 
 def _choose_splits(
@@ -376,14 +376,14 @@ def _batches(
 def _already_there(output: Path, made_from: dict[str, Any]) -> Corpus:
   state.remove_leftover(output)
   corpus = corpora.open_corpus(output)
-  found = {
+  source = {
       k: v for k, v in corpus.train.description['source'].items()
       if k in made_from
   }
-  if found != made_from:
+  if source != made_from:
     raise ValueError(
         f'output={str(output)!r} holds a corpus that was prepared differently'
-        f' (other {state.differences(found, made_from)}); give another folder,'
+        f' (other {state.differences(source, made_from)}); give another folder,'
         ' or delete this one.'
     )
   return corpus

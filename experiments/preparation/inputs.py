@@ -90,15 +90,15 @@ def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
     )
   if path.is_dir() and not (path / 'state.json').exists():
     every = sorted(file for file in path.rglob('*') if file.is_file())
-    found = [file for file in every if _suffix(file) in _READERS]
-    if not found:
+    readable = [file for file in every if _suffix(file) in _READERS]
+    if not readable:
       raise ValueError(
           f'input={str(path)!r} holds no file with text; give files with one of'
           f' the suffixes {", ".join(sorted(_READERS))}.'
       )
-    if not all(map(is_text, found)):  # A card describes the rows beside it.
-      found = [file for file in found if file.name.lower() != 'readme.md']
-    kept = set(found)
+    if not all(map(is_text, readable)):  # A card describes the rows beside it.
+      readable = [file for file in readable if file.name.lower() != 'readme.md']
+    kept = set(readable)
     left = [file.relative_to(path) for file in every if file not in kept]
     left = [file for file in left if not any(
         part.startswith('.') for part in file.parts
@@ -111,7 +111,7 @@ def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
           'beside rows is none', str(path), some, more,
           ', '.join(sorted(_READERS)),
       )
-    return found
+    return readable
   if not path.exists():
     raise ValueError(
         f'input={str(path)!r} does not exist; give a file or a folder.'

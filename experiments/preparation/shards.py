@@ -72,8 +72,8 @@ def parse_shard(text: str) -> Shard:
     >>> parse_shard('2/3')
     Shard(number=2, total=3)
   """
-  found = re.fullmatch(r'(\d{1,6})/(\d{1,6})', text)
-  shard = Shard(int(found[1]), int(found[2])) if found else Shard(0, 0)
+  match = re.fullmatch(r'(\d{1,6})/(\d{1,6})', text)
+  shard = Shard(int(match[1]), int(match[2])) if match else Shard(0, 0)
   if not 1 <= shard.number <= shard.total:
     raise ValueError(
         f'shard={text!r} is not i/n with i from 1 to n; give 1/3, 2/3 and 3/3,'
@@ -130,22 +130,22 @@ def spans_of(
 
 def shards_in(output: Path) -> dict[Shard, Path]:
   """Returns the folders of the shards in the output folder of a corpus."""
-  found = {}
+  folders = {}
   for folder in (output / 'partial').glob('*-of-*'):
     name = re.fullmatch(r'(\d{1,6})-of-(\d{1,6})', folder.name)
     if name and folder.is_dir():
-      found[Shard(int(name[1]), int(name[2]))] = folder
-  return dict(sorted(found.items()))
+      folders[Shard(int(name[1]), int(name[2]))] = folder
+  return dict(sorted(folders.items()))
 
 
 def unfinished_shards(
     output: str | os.PathLike[str], total: int
 ) -> list[Shard]:
   """Returns the shards of `total` that are not finished in an output folder."""
-  found = shards_in(Path(output).expanduser())
+  folders = shards_in(Path(output).expanduser())
 
   def is_finished(shard: Shard) -> bool:
-    path = found.get(shard, Path()) / 'state.json'
+    path = folders.get(shard, Path()) / 'state.json'
     return path.exists() and bool(
         state.read_state(path, f'delete {path.parent}.').get('finished')
     )
@@ -207,8 +207,8 @@ def join_shards(
       another input, a split is empty, or too many documents are faulty.
   """
   output = Path(output).expanduser()
-  found = shards_in(output)
-  if not found:
+  folders = shards_in(output)
+  if not folders:
     if (output / 'partial').exists() or not (output / 'train.json').exists():
       raise ValueError(
           f'output={str(output)!r} holds no shards of a corpus; prepare them'
@@ -216,19 +216,19 @@ def join_shards(
       )
     state.remove_leftover(output)
     return corpora.open_corpus(output)  # Joined before.
-  states = _read_states(output, found)
+  states = _read_states(output, folders)
   made_from = dict(next(iter(states.values()))['made_from'])
   del made_from['shard']
   work = state.Unfinished(output, made_from)
   tokenizer = work.tokenizer(
       lambda: tokenizer_files.load_tokenizer(
-          next(iter(found.values())) / 'tokenizer.json'
+          next(iter(folders.values())) / 'tokenizer.json'
       )
   )
   for shard, saved in states.items():
     if saved['tokenizer'] != tokenizer.fingerprint:
       raise ValueError(
-          f'shard {shard} in {found[shard]} has another tokenizer than the'
+          f'shard {shard} in {folders[shard]} has another tokenizer than the'
           ' others; delete this folder and prepare the shard again with the'
           ' libraries that the others used.'
       )
@@ -243,19 +243,19 @@ def join_shards(
         if max_faults is None else max_faults, None, done=True,
     )
     for shard, saved in states.items():
-      _append(work, found[shard], saved)
+      _append(work, folders[shard], saved)
     work.state['joined'] = True
     work.save()
   return work.finish(tokenizer)
 
 
 def _read_states(
-    output: Path, found: dict[Shard, Path]
+    output: Path, folders: dict[Shard, Path]
 ) -> dict[Shard, dict[str, Any]]:
   """Reads the states of all shards; raises ValueError unless they fit."""
-  total = next(iter(found)).total
+  total = next(iter(folders)).total
   states: dict[Shard, dict[str, Any]] = {}
-  for shard, folder in found.items():
+  for shard, folder in folders.items():
     if shard.total != total:
       raise ValueError(
           f'output={str(output)!r} holds shards of two divisions, into {total}'
@@ -287,7 +287,7 @@ def _read_states(
       )
   missing = [
       str(Shard(number, total)) for number in range(1, total + 1)
-      if Shard(number, total) not in found
+      if Shard(number, total) not in folders
   ]
   if missing:
     raise ValueError(

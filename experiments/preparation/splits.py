@@ -71,17 +71,17 @@ def name_splits(files: Sequence[Path], root: Path) -> dict[Path, str]:
 
   Example:
     >>> names = 'train.jsonl', 'val-00.jsonl', 'test/0.txt', 'tests/value.md'
-    >>> found = name_splits([Path('in', name) for name in names], Path('in'))
-    >>> list(found.values())
+    >>> named = name_splits([Path('in', name) for name in names], Path('in'))
+    >>> list(named.values())
     ['validation', 'test']
   """
-  found = {}
+  named = {}
   for file in files:
     parts = file.relative_to(root).parts
     names = [m[1] for m in map(_NAMED.match, map(str.lower, parts)) if m]
     if names:
-      found[file] = _NAMES[names[0]]
-  return found
+      named[file] = _NAMES[names[0]]
+  return named
 
 
 def choose_splits(

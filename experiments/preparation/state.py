@@ -270,11 +270,11 @@ def read_state(path: Path, mend: str) -> dict[str, Any]:
   return state
 
 
-def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+def differences(actual: dict[str, Any], wanted: dict[str, Any]) -> str:
   """Returns the keys whose values differ from the expected ones, as text.
 
   Example:
     >>> differences({'a': 1, 'b': 2}, {'a': 1, 'b': 3, 'c': 4})
     'b and c'
   """
-  return ' and '.join(k for k in wanted if found.get(k) != wanted[k])
+  return ' and '.join(k for k in wanted if actual.get(k) != wanted[k])

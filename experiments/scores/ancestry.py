@@ -108,13 +108,13 @@ def describe_stages(stages: tuple[Stage, ...]) -> tuple[str, float]:
     return 'dense', 0.0
   if sparsities[-1] == 0:
     first = next(s for s in stages if s.sparsity > 0)
-    found = [
+    averages = [
         flops.effective_sparsity(
             [s.tokens for s in stages], sparsities, reference
         )
         for reference in (sum(s.tokens for s in stages), first.tokens)
     ]
-    nearest = min(found, key=lambda sparsity: abs(sparsity - 0.75))
+    nearest = min(averages, key=lambda sparsity: abs(sparsity - 0.75))
     return 'variable', round(nearest, 6)
   if len(set(sparsities)) > 1 and sorted(sparsities) == sparsities and (
       len(sparsities) > 2 or sparsities[0] == 0

@@ -152,11 +152,11 @@ def open_hf(directory: str) -> LanguageModel:
   """
   if _is_compact(pathlib.Path(directory)):
     return open_listed(directory)
-  found = interop.load_hf(directory)
+  loaded = interop.load_hf(directory)
   tokenizer = _as_transformers(data.open_tokenizer(pathlib.Path(directory)))
   return LanguageModel(
-      str(directory), models.model_of(found.config),
-      jax.tree.map(jnp.asarray, found.params), tokenizer,
+      str(directory), models.model_of(loaded.config),
+      jax.tree.map(jnp.asarray, loaded.params), tokenizer,
   )
 
 
@@ -252,11 +252,11 @@ def _tokenizer(
       tokenizer=config.tokenizer, cache_dir=config.cache_dir
   )
   try:
-    found = data.read_tokenizer(name, **where)
+    current = data.read_tokenizer(name, **where)
   except OSError:
-    found = data.prepare_corpus(name, **where).tokenizer
-  _check_tokenizer(checkpoint, found)
-  return found
+    current = data.prepare_corpus(name, **where).tokenizer
+  _check_tokenizer(checkpoint, current)
+  return current
 
 
 def _check_tokenizer(
@@ -288,8 +288,8 @@ def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:
   """
   directory = pathlib.Path(source)
   if is_hf(directory):
-    found = interop.load_hf(directory)
-    return models.model_of(found.config), found.params
+    loaded = interop.load_hf(directory)
+    return models.model_of(loaded.config), loaded.params
   return workdir.read_source(source, model_at)
 
 

@@ -31,7 +31,7 @@ class ScoredRun(NamedTuple):
   scores: Scores
 
 
-class Found(NamedTuple):
+class ScoredRuns(NamedTuple):
   """The runs in some folders.
 
   Attributes:
@@ -43,7 +43,7 @@ class Found(NamedTuple):
   problems: tuple[str, ...]
 
 
-def find_runs(folders: Sequence[str | os.PathLike[str]]) -> Found:
+def find_runs(folders: Sequence[str | os.PathLike[str]]) -> ScoredRuns:
   """Finds finished runs in folders, and their scores.
 
   Args:
@@ -77,14 +77,15 @@ def find_runs(folders: Sequence[str | os.PathLike[str]]) -> Found:
     for workdir in workdirs:
       scores.setdefault(_name(workdir, names), {})
     for path, entry in files:
-      found = _source_of(path, entry['model'])
-      if found is None:
+      located = _source_of(path, entry['model'])
+      if located is None:
         problems.append(f'{path} scores {entry["model"]}, which is no run here')
         continue
       if trial := _trial(entry.get('settings', {})):
         problems.append(f'{path} has no official scores, since {trial}')
         continue
-      source = _name(found[0], names) + found[1]
+      run_dir, part = located
+      source = _name(run_dir, names) + part
       _add(scores.setdefault(source, {}), entry['scores'], path, source)
   runs = []
   for source in sorted(scores):
@@ -92,7 +93,7 @@ def find_runs(folders: Sequence[str | os.PathLike[str]]) -> Found:
       runs.append(ScoredRun(source, read_ancestry(source), scores[source]))
     except (ValueError, FileNotFoundError) as error:
       problems.append(str(error))
-  return Found(tuple(runs), tuple(dict.fromkeys(problems)))
+  return ScoredRuns(tuple(runs), tuple(dict.fromkeys(problems)))
 
 
 def _walk(
@@ -113,10 +114,10 @@ def _walk(
 
 def _entries(path: pathlib.Path) -> Iterator[Mapping[str, Any]]:
   try:
-    found = json.loads(path.read_text('utf-8'))
+    content = json.loads(path.read_text('utf-8'))
   except ValueError:
     return  # Not a file of scores.
-  for entry in found if isinstance(found, list) else [found]:
+  for entry in content if isinstance(content, list) else [content]:
     match entry:
       case {'model': str(), 'scores': list(scores)} if all(
           isinstance(score, Mapping) and _KEYS <= set(score) for score in scores

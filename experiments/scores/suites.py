@@ -89,7 +89,7 @@ def score_suite(
       yield Score(name, suite, 'accuracy', None, note)
       counted += [None] * measure.in_mean
       continue
-    found: dict[str, Any] = evaluator.simple_evaluate(
+    results: dict[str, Any] = evaluator.simple_evaluate(
         model=model,
         tasks=[name if tasks is None else tasks[name]],
         num_fewshot=measure.shots,
@@ -98,13 +98,13 @@ def score_suite(
         bootstrap_iters=0,
         log_samples=True,
     )
-    items = sum(count['effective'] for count in found['n-samples'].values())
+    items = sum(count['effective'] for count in results['n-samples'].values())
     choices = [
         len(sample['arguments'])
-        for task, samples in found['samples'].items() for sample in samples
-        if _chooses(found['configs'][task])
+        for task, samples in results['samples'].items() for sample in samples
+        if _chooses(results['configs'][task])
     ]
-    value = float(found['results'][name][measure.metric])
+    value = float(results['results'][name][measure.metric])
     chance = chance_level(choices) if len(choices) == items else None
     yield Score(name, suite, 'accuracy', value, f'{items:,} items', chance)
     counted += [value] * measure.in_mean

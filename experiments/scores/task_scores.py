@@ -172,8 +172,8 @@ def score_task(
   if not getattr(model.tokenizer, 'special_tokens', False):
     yield from score(model, name, path, settings)
     return
-  for found in score(model, name, path, settings):
-    yield found._replace(note=f'{found.note}; special tokens'.lstrip('; '))
+  for entry in score(model, name, path, settings):
+    yield entry._replace(note=f'{entry.note}; special tokens'.lstrip('; '))
 
 
 def _scorer(name: str) -> Callable[..., Iterator[Score]]:
@@ -219,10 +219,10 @@ def _lambada(
   passages = lambada.read_lambada(path)[:settings.limit]
   subject = model.subject
   for protocol in lambada.LAMBADA_PROTOCOLS:
-    found = lambada.score_lambada(subject, passages, protocol)
+    scores = lambada.score_lambada(subject, passages, protocol)
     for metric in ('accuracy', 'perplexity'):
       yield Score(
-          name, protocol, metric, found[metric], f'{found["items"]:,} items'
+          name, protocol, metric, scores[metric], f'{scores["items"]:,} items'
       )
 
 
@@ -231,13 +231,13 @@ def _wikitext(
 ) -> Iterator[Score]:
   text = task_files.read_text(pathlib.Path(path)).replace('\r\n', '\n')
   lines = text.splitlines(keepends=True)
-  found = wikitext.adjusted_perplexity(
+  results = wikitext.adjusted_perplexity(
       model.subject, ''.join(lines[:settings.limit])
   )
-  note = f'{found["words"]:,} words, {found["tokens"]:,} tokens'
+  note = f'{results["words"]:,} words, {results["tokens"]:,} tokens'
   yield Score(
       name, 'wikitext_megatron', 'adjusted_perplexity',
-      found['adjusted_perplexity'], note,
+      results['adjusted_perplexity'], note,
   )
 
 
@@ -253,10 +253,10 @@ def _targets(
     model: LanguageModel, name: str, path: str, settings: Settings
 ) -> Iterator[Score]:
   pairs = data.load_task(name, path or None).test[:settings.limit]
-  found = target_loss(model.subject, pairs, settings.batch_size)
-  note = f'{found.tokens:,.0f} tokens'
+  loss = target_loss(model.subject, pairs, settings.batch_size)
+  note = f'{loss.tokens:,.0f} tokens'
   for metric in ('perplexity', 'loss'):
-    yield Score(name, 'target_tokens', metric, getattr(found, metric), note)
+    yield Score(name, 'target_tokens', metric, getattr(loss, metric), note)
 
 
 def _texts(
@@ -283,14 +283,14 @@ def _texts(
           data.tasks.merge_equal_contexts(held) if protocol.startswith('lora_')
           else held
       )
-      found = protocols.score_texts(
+      scores = protocols.score_texts(
           [written[entry.context] for entry in chosen],
           [list(entry.references) for entry in chosen],
           protocol,
           meteor_jar=settings.meteor_jar,
       )
-      for metric, value in found.values.items():
-        note = found.reasons.get(metric) or f'{len(chosen):,} inputs'
+      for metric, value in scores.values.items():
+        note = scores.reasons.get(metric) or f'{len(chosen):,} inputs'
         yield Score(label, protocol, metric, value, note)
 
 
@@ -321,16 +321,16 @@ def answer(
   )
   decoder = evaluation.CachedModel(module)
   if settings.search == 'greedy':
-    found = evaluation.generate(decoder, model.params, prompts, **given)
+    outputs = evaluation.generate(decoder, model.params, prompts, **given)
   else:
     search = names.lookup('search', settings.search, evaluation.PROTOCOLS)
     blank_line = tokenizer.encode('\n\n')
     if settings.search == 'hu2021' and len(blank_line) == 1:
       given['end_of_text'] = [*ends, *blank_line]
-    found = evaluation.beam_search(
+    outputs = evaluation.beam_search(
         decoder, model.params, prompts, search=search, **given
     )
-  return [tokenizer.decode(tokens).strip() for tokens in found]
+  return [tokenizer.decode(tokens).strip() for tokens in outputs]
 
 
 def target_loss(

@@ -112,7 +112,7 @@ def _write_signature(
     app: Sphinx,
     what: str,
     name: str,
-    found: Any,
+    obj: Any,
     options: Any,
     signature: str | None,
     returns: str | None,
@@ -124,10 +124,10 @@ def _write_signature(
   """
   if what == 'class' and signature:
     # The types of fields are shown with the fields.
-    return f'({", ".join(inspect.signature(found).parameters)})', None
-  if not inspect.isfunction(found):
+    return f'({", ".join(inspect.signature(obj).parameters)})', None
+  if not inspect.isfunction(obj):
     return None
-  node = ast.parse(textwrap.dedent(inspect.getsource(found))).body[0]
+  node = ast.parse(textwrap.dedent(inspect.getsource(obj))).body[0]
   if not isinstance(node, ast.FunctionDef):
     return None
   if what == 'method' and node.args.args[:1]:

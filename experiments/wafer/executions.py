@@ -76,17 +76,17 @@ def compare(events: Iterable[Event], report: wafer.Report) -> list[Executed]:
     ValueError: an event has no operation in the report, for instance because
       the product has no layer name, or the number of its executions differs.
   """
-  found: dict[Key, list[Event]] = {}
+  events_of: dict[Key, list[Event]] = {}
   for event in events:
     shape = event.grid.tokens, event.grid.inputs, event.grid.outputs
     key: Key = event.layer, event.name, event.kind == 'sampled', shape
-    found.setdefault(key, []).append(event)
+    events_of.setdefault(key, []).append(event)
   rows: dict[Key, list[Row]] = {}
   for row in report.rows:
-    match = _key_of(row.operation, found)
+    match = _key_of(row.operation, events_of)
     if match is not None:
       rows.setdefault(match, []).append(row)
-  for key, given in found.items():
+  for key, given in events_of.items():
     layer, name, *_ = key
     if not layer and key not in rows:
       raise ValueError(
@@ -100,7 +100,9 @@ def compare(events: Iterable[Event], report: wafer.Report) -> list[Executed]:
           f'and simulated {_times(costed)}; give the events and the report of '
           'one run of a program.'
       )
-  return [_executed(key, found[key], rows[key], report.device) for key in rows]
+  return [
+      _executed(key, events_of[key], rows[key], report.device) for key in rows
+  ]
 
 
 def _times(count: float) -> str:
@@ -134,11 +136,11 @@ def _executed(
   )
 
 
-def executed_table(found: Iterable[Executed]) -> str:
+def executed_table(executed: Iterable[Executed]) -> str:
   """Formats executed and costed numbers, operation by operation.
 
   Args:
-    found: Result of `compare`.
+    executed: Result of `compare`.
 
   Returns:
     A text with a line for each operation: its non-zeros and streamed bytes,
@@ -150,7 +152,7 @@ def executed_table(found: Iterable[Executed]) -> str:
       f'{"operation":<34}{"non-zeros":>10}{"kB":>8}{"MACs":>10}{"hops":>10}'
       f'{"error":>8}{"cycles":>10}{"error":>8}{"own grid":>10}'
   ]
-  for entry in found:
+  for entry in executed:
     kind = ' dW' if entry.sampled else ''
     label = f'{entry.layer} {entry.name.removeprefix("sparse_matmul_")}{kind}'
     errors = _errors(entry)
@@ -164,18 +166,18 @@ def executed_table(found: Iterable[Executed]) -> str:
   return '\n'.join(lines)
 
 
-def largest_errors(found: Iterable[Executed]) -> dict[str, float]:
+def largest_errors(executed: Iterable[Executed]) -> dict[str, float]:
   """Returns the largest relative error of the costs over all operations.
 
   Args:
-    found: Result of `compare`.
+    executed: Result of `compare`.
 
   Returns:
     Error by the name of the number; `'own grid'` is that of the cycles which
     the simulation has for its own grid.
   """
   errors: dict[str, list[float]] = {}
-  for entry in found:
+  for entry in executed:
     for name, error in _errors(entry).items():
       errors.setdefault(name, []).append(error)
   return {n: max(e, key=abs) for n, e in errors.items()}
@@ -241,15 +243,15 @@ def describe_executions(band: str) -> Iterator[str]:
     with wafer.record() as events:
       jax.block_until_ready(jax.jit(gradients)(params, case.mask, tokens))
     report = wafer.simulate(gradients, device)(params, case.mask, tokens)
-    found = compare(events, report)
+    executed = compare(events, report)
     unknown = jax.tree.map(_shape, case.mask)
     formula = wafer.simulate(gradients, device, sparsity=case.sparsity)(
         params, unknown, tokens
     )
-    yield f'{case.name}\n{executed_table(found)}\n'
-    cycles = sum(entry.total('cycles') for entry in found)
-    nonzeros = sum(entry.total('nonzeros') for entry in found)
-    errors = largest_errors(found)
+    yield f'{case.name}\n{executed_table(executed)}\n'
+    cycles = sum(entry.total('cycles') for entry in executed)
+    nonzeros = sum(entry.total('nonzeros') for entry in executed)
+    errors = largest_errors(executed)
     own = errors.pop('own grid')
     name = max(errors, key=lambda key: abs(errors[key]))
     worst = f'{errors[name]:+.2%} ({name})'

@@ -122,18 +122,18 @@ def _advice(estimate: Estimate, run: Run) -> list[str]:
         f'{hosts / on_wafer:,.0f} times as many FLOPs per step'
     )
   for length in dict.fromkeys(p.length for p in run.plan.phases):
-    found = run_costs.advise_batch(run.model.config, device, length)
+    advice = run_costs.advise_batch(run.model.config, device, length)
     lines.append(
-        f'micro-batch of {length} tokens: at most {found.largest:,} sequences '
-        f'per system, {found.advised:,} if the inputs of all layers are stored'
+        f'micro-batch of {length} tokens: at most {advice.largest:,} sequences '
+        f'per system, {advice.advised:,} if the inputs of all layers are stored'
     )
   for p, cost in zip(run.plan.phases, estimate.phases):
-    found = run_costs.advise_batch(run.model.config, device, p.length)
+    advice = run_costs.advise_batch(run.model.config, device, p.length)
     own = -(-p.batch_size // (estimate.systems * cost.micro_batches))
-    if own > found.advised:
+    if own > advice.advised:
       lines.append(
           f'phase {p.name!r}: {own:,} sequences of a micro-batch have '
-          f'{own * found.stash / 1e9:,.1f} GB of layer inputs, more than the '
+          f'{own * advice.stash / 1e9:,.1f} GB of layer inputs, more than the '
           f'{device.sram / 1e9:,.0f} GB of SRAM; they would be recomputed, '
           'which is not costed'
       )
@@ -141,12 +141,12 @@ def _advice(estimate: Estimate, run: Run) -> list[str]:
 
 
 def format_inference(
-    found: tuple[Inference, Inference], *, decode: bool
+    inferences: tuple[Inference, Inference], *, decode: bool
 ) -> str:
   """Formats the cost of inference, sparse and dense.
 
   Args:
-    found: Result of `simulate_inference`.
+    inferences: Result of `simulate_inference`.
     decode: Whether one token of each sequence was computed.
 
   Returns:
@@ -154,7 +154,7 @@ def format_inference(
   """
   what = 'a token of each sequence' if decode else 'a forward pass'
   lines = ['modeled, not measured']
-  for entry in found:
+  for entry in inferences:
     lines.append(
         f'sparsity {entry.sparsity:.1%}: {what} takes '
         f'{views.duration(float(entry.report.seconds))}, '

@@ -378,15 +378,15 @@ def _sparsity_of(sparsities: Sparsities | None) -> Callable[[str], float]:
   for path, planned in sparsities:
     module = _STACK.sub('', path).rpartition('/')[0]
     zeros.setdefault(module, []).append(planned.sparsity)
-  means = {name: sum(found) / len(found) for name, found in zeros.items()}
+  means = {name: sum(each) / len(each) for name, each in zeros.items()}
 
   def sparsity_of(layer: str) -> float:
     # Names in traces have the model's name as a prefix.
     names = layer.split('/')
     for start in range(len(names)):
-      found = means.get('/'.join(names[start:]))
-      if found is not None:
-        return found
+      sparsity = means.get('/'.join(names[start:]))
+      if sparsity is not None:
+        return sparsity
     raise ValueError(
         f'layer {layer!r} has masked products but no planned sparsity, unlike '
         f'{", ".join(means)}; please report this error of spdf_jax.'
@@ -438,8 +438,8 @@ def advise_batch(
   Example:
     >>> from spdf_jax.accelerator.wafer import create_device
     >>> from spdf_jax.models import PRESETS
-    >>> found = advise_batch(PRESETS['gpt3-xl'], create_device('cs2'), 2048)
-    >>> found.advised, found.largest  # The vendor's configs take 132.
+    >>> advice = advise_batch(PRESETS['gpt3-xl'], create_device('cs2'), 2048)
+    >>> advice.advised, advice.largest  # The vendor's configs take 132.
     (186, 186)
   """
   bytes_each = device.value_bits / 8

@@ -81,13 +81,13 @@ def sensitivities(
     >>> from spdf_jax import models
     >>> config = models.GPTConfig(1000, 2, 4, 4096, 16384, 2048)
     >>> step = run_costs.training_step(config, 64, 2048)
-    >>> found = sensitivities(step, wafer.create_device('cs2', 'ideal'))
-    >>> f"{found['clock']:.2f}, {found['sram']:.2f}"
+    >>> effects = sensitivities(step, wafer.create_device('cs2', 'ideal'))
+    >>> f"{effects['clock']:.2f}, {effects['sram']:.2f}"
     '-1.00, 0.00'
   """
   seconds = lambda d: float(wafer.report_on(program, d, systems).seconds)
   base = seconds(device)
-  found = {}
+  effects = {}
   for name in devices.NUMBERS:
     value = getattr(device, name)
     if name in _WHOLE or not value:
@@ -98,15 +98,15 @@ def sensitivities(
         seconds(dataclasses.replace(device, **{name: value * (1 + s)}))
         for s in (room * step, -step)
     )
-    found[name] = (up - down) / base / (step * (1 + room))
-  return found
+    effects[name] = (up - down) / base / (step * (1 + room))
+  return effects
 
 
-def sensitivity_table(found: Mapping[str, float]) -> str:
+def sensitivity_table(effects: Mapping[str, float]) -> str:
   """Formats sensitivities, the largest first, omitting those near zero.
 
   Args:
-    found: Result of `sensitivities`.
+    effects: Result of `sensitivities`.
 
   Returns:
     A text of several lines.
@@ -116,7 +116,7 @@ def sensitivity_table(found: Mapping[str, float]) -> str:
     one percent more of        changes the time by
     clock                      -0.900 %
   """
-  rows = sorted(found.items(), key=lambda item: -abs(item[1]))
+  rows = sorted(effects.items(), key=lambda item: -abs(item[1]))
   return '\n'.join([
       f'{"one percent more of":<27}changes the time by',
       *(f'{name:<27}{x:+.3f} %' for name, x in rows if abs(x) > 5e-4),
@@ -141,8 +141,8 @@ def strong_scaling(
     >>> from spdf_jax import models
     >>> xl = models.PRESETS['gpt3-xl']
     >>> step = run_costs.training_step(xl, 528, 2048)
-    >>> found = strong_scaling(step, wafer.create_device('cs2'), [1, 4, 16])
-    >>> [f'{speedup:.1f}' for speedup in found]
+    >>> speedups = strong_scaling(step, wafer.create_device('cs2'), [1, 4, 16])
+    >>> [f'{speedup:.1f}' for speedup in speedups]
     ['1.0', '3.6', '11.0']
   """
   one = wafer.report_on(program, device).seconds
@@ -167,15 +167,15 @@ def weak_scaling(
     >>> from spdf_jax import models
     >>> xl = models.PRESETS['gpt3-xl']
     >>> step = run_costs.training_step(xl, 132, 2048)
-    >>> found = weak_scaling(step, wafer.create_device('cs2'), [1, 16])
-    >>> [f'{speedup:.1f}' for speedup in found]
+    >>> speedups = weak_scaling(step, wafer.create_device('cs2'), [1, 16])
+    >>> [f'{speedup:.1f}' for speedup in speedups]
     ['1.0', '15.3']
   """
   one = wafer.report_on(program, device).seconds
-  found = []
+  speedups = []
   for n in systems:
     grow = lambda o, n=n: o._replace(work=programs.split_tokens(o.work, 1 / n))
     batch = programs.map_operations(program, grow)
     seconds = wafer.report_on(batch, device, n).seconds
-    found.append(n * one / seconds)
-  return found
+    speedups.append(n * one / seconds)
+  return speedups

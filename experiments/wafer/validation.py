@@ -219,18 +219,18 @@ def _flops() -> list[Point]:
       (GPT2_SMALL, 'GPT-2 Small', (1.99e12, 1.47e12, 1.20e12)),
       (GPT3_XL, 'GPT-3 XL', (1.86e13, 1.12e13, 7.46e12)),
   )
-  found = []
+  points = []
   for shape, name, values in printed:
     for sparsity, value in zip((0.0, 0.5, 0.75), values):
       step = run_costs.training_step(shape, 1, 2048, sparsity)
       report = wafer.report_on(step, wafer.create_device('cs2', 'ideal'))
       # The paper does not count elementwise operations.
       flops = report.flops - report.by_operation()['elementwise'].flops
-      found.append(Point(
+      points.append(Point(
           f'{name}, {sparsity:.0%} zeros, one sequence', 'FLOPs', value,
           flops, 'count', _SPDF,
       ))
-  return found
+  return points
 
 
 def _kernels() -> list[Point]:
@@ -269,15 +269,15 @@ def training_of(training: Training) -> Program:
 
 
 def _trainings() -> list[Point]:
-  found = []
+  points = []
   for training in TRAININGS:
     device = wafer.create_device(training.device)
     report = wafer.report_on(training_of(training), device, training.systems)
     speed = training.batch / report.seconds
-    found.append(Point(
+    points.append(Point(
         training.name, 'seq/s', training.printed, speed, training.use, _ALCF
     ))
-  return found
+  return points
 
 
 def _cluster() -> Point:

@@ -134,7 +134,7 @@ def _gemm_table() -> str:
   needed = (printed - seconds()) / vectors
   # Both tiles arrive one after the other, after half of the cores in a row.
   tiles = 2 * (side**2 + cores / 2)
-  found = {
+  seconds_of = {
       'the kernel law': seconds(),
       'and the transport of both tiles, not overlapped': seconds(exposed=tiles),
       f'and {needed:.1f} more cycles per vector (fitted)': seconds(needed),
@@ -145,6 +145,6 @@ def _gemm_table() -> str:
   ]
   lines += [
       f'{label:<50}{flops / t / 1e12:>7.0f} TF{printed / t - 1:>+8.1%}'
-      for label, t in found.items()
+      for label, t in seconds_of.items()
   ]
   return '\n'.join(lines)

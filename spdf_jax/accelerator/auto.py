@@ -71,8 +71,8 @@ def choose(
   dtype = x.dtype.name
   anywhere = crossovers.crossover(dtype, width, tokens)
   in_blocks = crossovers.known_crossover(dtype, in_blocks=True)
-  found = Crossovers(anywhere, anywhere if in_blocks is None else in_blocks)
-  return 'slower kernels' if min(found) == crossovers.NEVER else found
+  choice = Crossovers(anywhere, anywhere if in_blocks is None else in_blocks)
+  return 'slower kernels' if min(choice) == crossovers.NEVER else choice
 
 
 def describe(
@@ -87,20 +87,20 @@ def describe(
   """
   if lowering != AUTO:
     return lowering, ''
-  found = choose(x, shape)
-  if isinstance(found, str):
-    return '', found
-  return f'native above {found.anywhere:.0%} zeros', ''
+  choice = choose(x, shape)
+  if isinstance(choice, str):
+    return '', choice
+  return f'native above {choice.anywhere:.0%} zeros', ''
 
 
 def _branch(
-    found: Crossovers, mask: jax.Array, *, fast: Any, masked: Any, dense: Any
+    choice: Crossovers, mask: jax.Array, *, fast: Any, masked: Any, dense: Any
 ) -> Any:
   """Multiplies in the fastest of three ways, by the sparsity of the mask."""
   sparsity = 1 - jnp.mean(mask, dtype=jnp.float32)
-  threshold: Any = found.anywhere
-  if found.in_blocks != found.anywhere:
-    threshold = jnp.where(_is_in_blocks(mask), found.in_blocks, found.anywhere)
+  threshold: Any = choice.anywhere
+  if choice.in_blocks != threshold:
+    threshold = jnp.where(_is_in_blocks(mask), choice.in_blocks, threshold)
   way = jnp.where(sparsity > threshold, 2, jnp.where(sparsity > 0, 1, 0))
   return jax.lax.switch(way, (dense, masked, fast))
 
@@ -119,14 +119,14 @@ def sparse_matmul(
     **params: Any,
 ) -> jax.Array:
   """Multiplies by the kept weights; see `reference.sparse_matmul`."""
-  found = choose(x, w.shape, params['accumulation_dtype'])
-  if isinstance(found, str):
+  choice = choose(x, w.shape, params['accumulation_dtype'])
+  if isinstance(choice, str):
     return NotImplemented
   of: Callable[..., Any] = lambda multiply, mask: lambda: multiply(
       x, w, mask, grad_mask, **params
   )
   return _branch(
-      found, mask, fast=of(kernels.sparse_matmul, mask),
+      choice, mask, fast=of(kernels.sparse_matmul, mask),
       masked=of(reference.sparse_matmul, mask),
       dense=of(reference.sparse_matmul, None),
   )
@@ -136,15 +136,15 @@ def sampled_matmul(
     x: jax.Array, dy: jax.Array, mask: jax.Array, **params: Any
 ) -> jax.Array:
   """Multiplies over the tokens at masked entries; see `reference`."""
-  found = choose(x, mask.shape, params['accumulation_dtype'])
-  if isinstance(found, str):
+  choice = choose(x, mask.shape, params['accumulation_dtype'])
+  if isinstance(choice, str):
     return NotImplemented
   of: Callable[..., Any] = lambda multiply: lambda: multiply(
       x, dy, mask, **params
   )
   masked = of(reference.sampled_matmul)
   return _branch(
-      found, mask, fast=of(kernels.sampled_matmul), masked=masked, dense=masked
+      choice, mask, fast=of(kernels.sampled_matmul), masked=masked, dense=masked
   )
 
 
@@ -153,8 +153,8 @@ def sparse_matmul_backward(
     grad_mask: jax.Array, **params: Any,
 ) -> list[jax.Array]:
   """Computes dx and dw; see `primitives.sparse_matmul_backward_p`."""
-  found = choose(x, w.shape, params['accumulation_dtype'])
-  if isinstance(found, str):
+  choice = choose(x, w.shape, params['accumulation_dtype'])
+  if isinstance(choice, str):
     return NotImplemented
   of_x, of_w = params.pop('out_sharding')
 
@@ -167,7 +167,7 @@ def sparse_matmul_backward(
     ]
 
   return _branch(
-      found, mask, masked=by_xla(mask), dense=by_xla(None),
+      choice, mask, masked=by_xla(mask), dense=by_xla(None),
       fast=lambda: kernels.sparse_matmul_backward(
           dy, x, w, mask, grad_mask, out_sharding=(of_x, of_w), **params
       ),

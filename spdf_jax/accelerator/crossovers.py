@@ -91,10 +91,10 @@ def crossover(
   )
   if cache.exists():
     fix = 'delete it, so that the kernels are measured again.'
-    found = files.read_object(cache, fix).get('crossover')
-    if not isinstance(found, float) or not 0 <= found <= NEVER:
-      raise ValueError(f'{cache} has the crossover {found!r}; {fix}')
-    return found
+    cached = files.read_object(cache, fix).get('crossover')
+    if not isinstance(cached, float) or not 0 <= cached <= NEVER:
+      raise ValueError(f'{cache} has the crossover {cached!r}; {fix}')
+    return cached
   return _measure(cache, dtype, width, tokens, in_blocks)
 
 
@@ -121,19 +121,19 @@ def _measure(
 ) -> float:
   # Products may be lowered while a function is traced.
   with jax.ensure_compile_time_eval():
-    found = measure_crossover(dtype, width, tokens, in_blocks)
+    result = measure_crossover(dtype, width, tokens, in_blocks)
   logger.info(
       'Kernels %s on this processor (%s) are not known to be faster than '
       'dense products: measured at width %d, %s.',
       _kernels(dtype, in_blocks), processor.vendor(), width,
-      'they never are' if found == NEVER else f'they are above {found:.1%}',
+      'they never are' if result == NEVER else f'they are above {result:.1%}',
   )
   try:
-    files.write_atomically(cache, json.dumps({'crossover': found}))
+    files.write_atomically(cache, json.dumps({'crossover': result}))
     logger.info('The crossover is kept in %s.', cache)
   except OSError as error:
     logger.warning('the next run measures again: %s', error)
-  return found
+  return result
 
 
 def measure_crossover(
@@ -183,9 +183,9 @@ def measure_crossover(
       jax.block_until_ready(program(x, w, mask))
       times.append(time.perf_counter() - start)
   of_dense, *of_sparse = (statistics.median(times[1:]) for times in seconds)
-  found = NEVER
+  threshold = NEVER
   for sparsity, time_of in reversed([*zip(_SPARSITIES, of_sparse)]):
     if of_dense < _LEAST_SPEEDUP * time_of:
       break
-    found = sparsity - _TOLERANCE
-  return found
+    threshold = sparsity - _TOLERANCE
+  return threshold

@@ -46,8 +46,8 @@ class Explanation:
   @property
   def reached(self) -> tuple[str, ...]:
     """Paths of the weights of which some product skips zeros."""
-    found = {use.weight for use in self.uses if use.kernels}
-    return tuple(name for name in self.weights if name in found)
+    with_kernels = {use.weight for use in self.uses if use.kernels}
+    return tuple(name for name in self.weights if name in with_kernels)
 
   @property
   def dense(self) -> dict[str, str]:
@@ -60,7 +60,7 @@ class Explanation:
       if use.weight in reasons and use.reason not in reasons[use.weight]:
         reasons[use.weight].append(use.reason)
     return {
-        name: ', '.join(found) or 'not used' for name, found in reasons.items()
+        name: ', '.join(texts) or 'not used' for name, texts in reasons.items()
     }
 
   def __str__(self) -> str:

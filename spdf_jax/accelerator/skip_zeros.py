@@ -142,7 +142,7 @@ def explain(
   ) -> Explanation:
     leaves, treedef = jax.tree.flatten((args, kwargs, mask, grad_mask))
     is_shape = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
-    found = []
+    explanations = []
 
     def call(arrays):
       given = iter(arrays)
@@ -151,11 +151,11 @@ def explain(
       out, explanation = _call(
           f, argnums, Evaluation(lowering), args, kwargs, mask, grad_mask
       )
-      found.append(explanation)
+      explanations.append(explanation)
       return out
 
     jax.eval_shape(call, [x for x, is_s in zip(leaves, is_shape) if is_s])
-    return found[0]
+    return explanations[0]
 
   return explained
 
@@ -286,10 +286,10 @@ def _matching(params, names, leaves, argument, mask):
     masks[i] = m = boxed[0] if len(boxed) == 1 else masks[i]
     if m is None:
       continue
-    found = getattr(m, 'dtype', type(m).__name__)
-    if str(found) != 'bool' or not hasattr(m, 'shape'):
+    dtype = getattr(m, 'dtype', type(m).__name__)
+    if str(dtype) != 'bool' or not hasattr(m, 'shape'):
       raise TypeError(
-          f'{argument} of {name!r} has dtype {found}; give booleans, e.g. '
+          f'{argument} of {name!r} has dtype {dtype}; give booleans, e.g. '
           'mask != 0, and None for weights that are not sparsified.'
       )
     shape = jnp.shape(leaf)
@@ -312,9 +312,9 @@ def _check_arrays(out):
   wrong = [x for x in leaves if not hasattr(x, 'dtype')
            and not isinstance(x, (bool, int, float, complex))]
   if wrong or not leaves:
-    found = type(wrong[0]).__name__ if wrong else out
+    returned = type(wrong[0]).__name__ if wrong else out
     raise ValueError(
-        f'skip_zeros got a function that returns {found}; let it return '
+        f'skip_zeros got a function that returns {returned}; let it return '
         'arrays.'
     )
 

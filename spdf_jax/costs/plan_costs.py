@@ -72,7 +72,7 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
       flops += formula.forward_flops(teacher, phase.length)
     return phase.batch_size * flops
 
-  found = find_spans(
+  phase_spans = find_spans(
       run.plan,
       lambda step: plans.mean_sparsity(
           layer_sparsities(run, step)
@@ -84,7 +84,7 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
   continues = {phase.name: phase.continues for phase in run.config.phases}
   hidden = sum(layer.size for layer in layer_sparsities(run, 0).values())
   phases: list[dict[str, Any]] = []
-  for phase, spans in zip(run.plan.phases, found):
+  for phase, spans in zip(run.plan.phases, phase_spans):
     start = spans[0].start
     flops = sum(s.steps * s.cost_per_step for s in spans)
     phases.append({
@@ -223,7 +223,7 @@ def find_spans(
   sparsities = dict(zip(changes, map(sparsity_at, changes)))
   dense = plan.dense_grads_steps
   before = sparsities[0]
-  found = []
+  phase_spans = []
   for phase, start in zip(plan.phases, plan.starts):
     end = start + phase.steps
     inside = [step for step in changes if start <= step < end]
@@ -244,8 +244,8 @@ def find_spans(
       )
       spans.append(Span(first, steps, sparsity, total / steps))
       before = sparsity
-    found.append(spans)
-  return found
+    phase_spans.append(spans)
+  return phase_spans
 
 
 def as_ranges(steps: Iterable[int]) -> list[list[int]]:
@@ -295,14 +295,14 @@ def totals_of(phases: Sequence[Record]) -> list[dict[str, Any]]:
     0.75
   """
   corpus = [phase for phase in phases if phase['source'] == 'corpus']
-  found = [{'name': 'all phases'} | total_of(phases, phases)]
+  totals = [{'name': 'all phases'} | total_of(phases, phases)]
   pretraining = {'name': 'pre-training'}
   if 0 < len(corpus) < len(phases):
-    found.append(pretraining | total_of(corpus, corpus))
+    totals.append(pretraining | total_of(corpus, corpus))
   own = [i for i, phase in enumerate(corpus) if i and not phase['continues']]
   if own:
-    found.append(pretraining | total_of(corpus, corpus[:own[0]]))
-  return found
+    totals.append(pretraining | total_of(corpus, corpus[:own[0]]))
+  return totals
 
 
 def total_of(

@@ -85,13 +85,13 @@ class Mixture:
       ValueError: a source does not support the lengths, or block lengths
         differ.
     """
-    found = {n: s.block_length(lengths) for n, s in self.sources.items()}
-    if len(set(found.values())) > 1:
+    blocks = {n: s.block_length(lengths) for n, s in self.sources.items()}
+    if len(set(blocks.values())) > 1:
       raise ValueError(
-          f'sources of a mixture have blocks of different lengths: {found};'
+          f'sources of a mixture have blocks of different lengths: {blocks};'
           ' mix sources of one type, such as Windows.'
       )
-    return next(iter(found.values()))
+    return next(iter(blocks.values()))
 
   def num_blocks(self, block_length: int) -> int:
     """Returns the number of blocks of an epoch.

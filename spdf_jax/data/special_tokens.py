@@ -32,8 +32,8 @@ def special_of(tokenizer: Any) -> SpecialTokens:
     >>> special_of(ByteTokenizer())
     SpecialTokens(begin=None, adds_begin=False, ends=(256,))
   """
-  found = getattr(tokenizer, 'special', SpecialTokens())
-  return found._replace(ends=found.ends or (tokenizer.end_of_text,))
+  special = getattr(tokenizer, 'special', SpecialTokens())
+  return special._replace(ends=special.ends or (tokenizer.end_of_text,))
 
 
 def begin_of(tokenizer: Any) -> int:
@@ -104,23 +104,23 @@ def read_special_tokens(
   def tokens(name):
     for fields in (settings, named):
       text = _text_of(fields.get(f'{name}_token'))
-      found = None if text is None else id_of(text)
-      if found is not None:
-        return [found]
+      token = None if text is None else id_of(text)
+      if token is not None:
+        return [token]
     return []
 
   def ids(name):
-    found = [
+    values = [
         i for fields in (config, generation)
         for i in _ids_of(fields.get(f'{name}_token_id'))
     ]
-    outside = sorted({i for i in found if not 0 <= i < vocab_size})
+    outside = sorted({i for i in values if not 0 <= i < vocab_size})
     if outside:
       logger.warning(
           'the files in %s name %s as %s_token_id, outside the vocabulary of '
           '%d tokens; they are left out', folder, outside, name, vocab_size,
       )
-    return [i for i in found if i not in outside]
+    return [i for i in values if i not in outside]
 
   template = template_begin(read('tokenizer.json').get('post_processor'))
   begins = [*([] if template is None else [template]), *tokens('bos')]
@@ -183,7 +183,7 @@ def named_tokens(folder: Path) -> list[str]:
     >>> named_tokens(folder)
     ['<unk>']
   """
-  found: list[Any] = []
+  entries: list[Any] = []
   for name in ('tokenizer_config.json', 'special_tokens_map.json'):
     if not (folder / name).exists():
       continue
@@ -191,15 +191,15 @@ def named_tokens(folder: Path) -> list[str]:
         folder / name, 'fetch it again.'
     ).items():
       if key == 'added_tokens_decoder' and isinstance(value, Mapping):
-        found += [
+        entries += [
             each for each in value.values()
             if isinstance(each, Mapping) and each.get('special')
         ]
       elif key.endswith('_special_tokens'):  # A list, or of names.
-        found += value.values() if isinstance(value, Mapping) else value or ()
+        entries += value.values() if isinstance(value, Mapping) else value or ()
       elif key.endswith('_token'):
-        found.append(value)
-  texts = map(_text_of, found)
+        entries.append(value)
+  texts = map(_text_of, entries)
   return list(dict.fromkeys(text for text in texts if text))
 
 

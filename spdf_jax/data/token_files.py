@@ -221,13 +221,13 @@ def open_token_file(path: Path | str) -> TokenFile:
   description = _read_description(_json_path(path))
   dtype = np.dtype(description['dtype'])
   expected = description['tokens'] * dtype.itemsize
-  found = _bin_path(path).stat().st_size
-  if found != expected:
+  size = _bin_path(path).stat().st_size
+  if size != expected:
     raise ValueError(
-        f'{_bin_path(path)} holds {found} bytes and its description requires'
+        f'{_bin_path(path)} holds {size} bytes and its description requires'
         f' {expected}; it is truncated or damaged, write it again.'
     )
-  if found == 0:  # An empty file cannot be mapped.
+  if size == 0:  # An empty file cannot be mapped.
     tokens = np.zeros((0,), dtype)
   else:
     tokens = np.memmap(_bin_path(path), dtype=dtype, mode='r')
@@ -251,8 +251,8 @@ def verify_token_file(token_file: TokenFile) -> None:
     >>> verify_token_file(
     ...     write_token_file(path, [([1, 0], 1)], vocab_size=2, source={}))
   """
-  found = _digest(_bin_path(token_file.path), token_file.description['dtype'])
-  if found != token_file.fingerprint:
+  digest = _digest(_bin_path(token_file.path), token_file.description['dtype'])
+  if digest != token_file.fingerprint:
     raise ValueError(
         f'{_bin_path(token_file.path)} holds other tokens than were written'
         ' (its fingerprint differs); write it again.'

@@ -182,14 +182,14 @@ def _stated(tokenizer: Any, folder: Path | None) -> Tokenizer:
     }
     id_of, begin = known.get, tokenizer.model.bos_id()
     default = SpecialTokens(begin if begin >= 0 else None)
-  found = read_special_tokens(folder, id_of, tokenizer.vocab_size, default)
-  ends = found.ends or (tokenizer.end_of_text,)
+  special = read_special_tokens(folder, id_of, tokenizer.vocab_size, default)
+  special = special._replace(ends=special.ends or (tokenizer.end_of_text,))
   plain = SpecialTokens(None, False, (tokenizer.end_of_text,))
   # A beginning that is also the end needs no record, as in GPT-2.
-  begin = None if found.begin in ends and not found.adds_begin else found.begin
-  stated = SpecialTokens(begin, found.adds_begin, ends)
-  if stated != plain:
-    tokenizer = _with_special(tokenizer, stated)
+  if special.begin in special.ends and not special.adds_begin:
+    special = special._replace(begin=None)
+  if special != plain:
+    tokenizer = _with_special(tokenizer, special)
   return _with_named(tokenizer, folder)
 
 

@@ -150,10 +150,10 @@ def generate(
     >>> model = models.create_model('gpt-mini', vocab_size=64)
     >>> tokens = jnp.zeros((1, 2), jnp.int32)
     >>> params = model.init(jax.random.key(0), tokens)['params']
-    >>> found = generate(CachedModel(model), params, [[3], [0, 7]],
-    ...                  max_new_tokens=4, end_of_text=63, batch_size=2,
-    ...                  length=16)
-    >>> [len(tokens) <= 4 for tokens in found]
+    >>> outputs = generate(CachedModel(model), params, [[3], [0, 7]],
+    ...                    max_new_tokens=4, end_of_text=63, batch_size=2,
+    ...                    length=16)
+    >>> [len(tokens) <= 4 for tokens in outputs]
     [True, True]
   """
   key = masks.typed_key(key)

@@ -93,11 +93,11 @@ def read_end_of_text(
     >>> read_end_of_text({'vocab_size': 64, 'eos_token_id': 3})
     3
   """
-  found: list[Any] = []
+  ids: list[Any] = []
   for each in (fields, generation or {}):
-    found += _tokens(each, 'eos_token_id', fields['vocab_size'])
-  found = list(dict.fromkeys(found))
-  return found[0] if len(found) == 1 else found or None
+    ids += _tokens(each, 'eos_token_id', fields['vocab_size'])
+  ids = list(dict.fromkeys(ids))
+  return ids[0] if len(ids) == 1 else ids or None
 
 
 def read_begin_of_text(
@@ -413,10 +413,10 @@ def _choice(
 def _refuse_other_options(fields: Fields, computed: Fields) -> None:
   """Raises ValueError unless optional fields have the only supported values."""
   for name, value in computed.items():
-    found = _given(fields, name, value)
-    if found != value:
+    actual = _given(fields, name, value)
+    if actual != value:
       raise _wrong(
-          name, found, f'must be {value!r}, the only value that is supported'
+          name, actual, f'must be {value!r}, the only value that is supported'
       )
 
 

@@ -35,8 +35,8 @@ class Tensor(NamedTuple):
   def shape(self, shapes: Shapes) -> tuple[int, ...]:
     """Returns the shape in the file, given the shapes of the parameters."""
     *first, _ = shapes[self.parts[0]]
-    found = (*first, sum(shapes[part][-1] for part in self.parts))
-    return found[::-1] if self.transposed else found
+    shape = (*first, sum(shapes[part][-1] for part in self.parts))
+    return shape[::-1] if self.transposed else shape
 
 
 _GPT = {
@@ -164,7 +164,7 @@ def to_tensors(
     ...            {'q': np.array([[3], [4]])}, shapes)['qk'].tolist()
     [[3, 4], [1, 1]]
   """
-  found = {}
+  arrays = {}
   for tensor in tensors:
     given = [leaves[part] for part in tensor.parts if part in leaves]
     if not given:
@@ -172,18 +172,18 @@ def to_tensors(
     ones = lambda part, like=given[0]: np.ones(shapes[part], like.dtype)
     parts = [leaves.get(part, ones(part)) for part in tensor.parts]
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
-    found[tensor.name] = whole.T if tensor.transposed else whole
-  return found
+    arrays[tensor.name] = whole.T if tensor.transposed else whole
+  return arrays
 
 
 def from_tensors(
-    tensors: list[Tensor], found: Mapping[str, np.ndarray], shapes: Shapes
+    tensors: list[Tensor], arrays: Mapping[str, np.ndarray], shapes: Shapes
 ) -> dict[str, np.ndarray]:
   """Converts tensors of a file to parameters or masks; inverts `to_tensors`.
 
   Args:
     tensors: Result of `tensors_of`.
-    found: Arrays by name; a name may be missing.
+    arrays: Arrays by name; a name may be missing.
     shapes: Shapes of all parameters, by path.
 
   Returns:
@@ -198,9 +198,9 @@ def from_tensors(
   """
   leaves = {}
   for tensor in tensors:
-    if tensor.name not in found:
+    if tensor.name not in arrays:
       continue
-    whole = found[tensor.name]
+    whole = arrays[tensor.name]
     whole = whole.T if tensor.transposed else whole
     ends = np.cumsum([shapes[part][-1] for part in tensor.parts])[:-1]
     for path, part in zip(tensor.parts, np.split(whole, ends, axis=-1)):
@@ -262,40 +262,40 @@ def stack_layers(tree: PyTree) -> PyTree:
 
 
 def refuse_other_names(
-    what: str, found: Set[str], expected: Set[str]
+    what: str, names: Set[str], expected: Set[str]
 ) -> None:
   """Raises ValueError unless arrays have the names of a model.
 
   Args:
     what: Source of the arrays, for the error message.
-    found: Names of the arrays.
+    names: Names of the arrays.
     expected: Expected names.
 
   Raises:
     ValueError: an array is missing or unexpected; the message names the first
       one.
   """
-  _refuse(what, 'lacks {}', expected - found)
-  _refuse(what, 'has an unexpected {}', found - expected)
+  _refuse(what, 'lacks {}', expected - names)
+  _refuse(what, 'has an unexpected {}', names - expected)
 
 
-def refuse_other_shapes(what: str, found: Shapes, expected: Shapes) -> None:
+def refuse_other_shapes(what: str, shapes: Shapes, expected: Shapes) -> None:
   """Raises ValueError unless arrays have the names and shapes of a model.
 
   Args:
     what: Source of the arrays, for the error message.
-    found: Shapes of the arrays, by name.
+    shapes: Shapes of the arrays, by name.
     expected: Expected shapes, by name.
 
   Raises:
     ValueError: an array is missing, unexpected or of another shape; the message
       names the first one.
   """
-  refuse_other_names(what, found.keys(), expected.keys())
-  wrong = {name for name in found if found[name] != expected[name]}
+  refuse_other_names(what, shapes.keys(), expected.keys())
+  wrong = {name for name in shapes if shapes[name] != expected[name]}
   for name in sorted(wrong)[:1]:
-    shapes = f'{found[name]} instead of {expected[name]}'
-    _refuse(what, 'has {} of shape ' + shapes, wrong)
+    text = f'{shapes[name]} instead of {expected[name]}'
+    _refuse(what, 'has {} of shape ' + text, wrong)
 
 
 def check_masks(what: str, masks: Arrays, shapes: Shapes) -> None:

@@ -102,14 +102,14 @@ def load_hf(
   params = layouts.abstract_params(config)
   shapes = layouts.shapes_of(params)
   expected = {tensor.name: tensor.shape(shapes) for tensor in layout}
-  found, pruned = _read_pruned(stored, foreign, allow_non_finite)
+  arrays, pruned = _read_pruned(stored, foreign, allow_non_finite)
   masks: Arrays = {}
   with _naming(weights):
     if is_compact:
-      found, masks = tensors.unpack_tensors(found, expected)
-    found = _without_head(found, layout[0].name, expected)
-    _refuse_other_dtypes(found)
-  layouts.refuse_other_shapes(str(weights), layouts.shapes_of(found), expected)
+      arrays, masks = tensors.unpack_tensors(arrays, expected)
+    arrays = _without_head(arrays, layout[0].name, expected)
+    _refuse_other_dtypes(arrays)
+  layouts.refuse_other_shapes(str(weights), layouts.shapes_of(arrays), expected)
   path = weights.parent / tensors.MASKS
   if pruned:
     masks = pruned
@@ -117,10 +117,10 @@ def load_hf(
   elif path.exists() and not is_compact:
     masks = tensors.read_tensors(path)
     layouts.check_masks(str(path), masks, expected)
-    layouts.refuse_pruned_weights(str(path), found, masks)
+    layouts.refuse_pruned_weights(str(path), arrays, masks)
   leaves: Arrays = {}
   for tensor in layout:  # One by one, since a copy of all may not fit.
-    part = _as_float32({tensor.name: found.pop(tensor.name)})
+    part = _as_float32({tensor.name: arrays.pop(tensor.name)})
     leaves |= layouts.from_tensors([tensor], part, shapes)
   kept = layouts.from_tensors(layout, masks, shapes)
   return HFModel(
@@ -170,28 +170,28 @@ def load_listed(
   for tensor in layout:
     parts = tensors.parts_of(tensor.name)
     expected = {tensor.name: tensor.shape(shapes)}
-    found = _read({k: stored[k] for k in parts if k in stored}, False)
+    arrays = _read({k: stored[k] for k in parts if k in stored}, False)
     with _naming(weights):
       is_hidden = all(models.sparsifiable(part, None) for part in tensor.parts)
-      if tensor.name in found or not is_hidden:
-        found = _as_float32(tensors.unpack_tensors(found, expected)[0])
+      if tensor.name in arrays or not is_hidden:
+        arrays = _as_float32(tensors.unpack_tensors(arrays, expected)[0])
         layouts.refuse_other_shapes(
-            'the file', layouts.shapes_of(found), expected
+            'the file', layouts.shapes_of(arrays), expected
         )
-        leaves |= layouts.from_tensors([tensor], found, shapes)
+        leaves |= layouts.from_tensors([tensor], arrays, shapes)
         continue
-      _refuse_other_dtypes({k: found[k] for k in parts[1:2] if k in found})
+      _refuse_other_dtypes({k: arrays[k] for k in parts[1:2] if k in arrays})
       matrix = tensors.list_tensor(
-          tensor.name, found, expected[tensor.name],
+          tensor.name, arrays, expected[tensor.name],
           transposed=tensor.transposed, dtype=dtype,
       )
     sizes = [shapes[part][-1] for part in tensor.parts]
     leaves |= zip(tensor.parts, lists.split_outputs(matrix, sizes))
   embedding = layout[0]
-  found = _read({k: stored[k] for k in tied if k in stored}, False)
-  found[embedding.name] = leaves[embedding.parts[0]]
+  arrays = _read({k: stored[k] for k in tied if k in stored}, False)
+  arrays[embedding.name] = leaves[embedding.parts[0]]
   with _naming(weights):
-    _without_head(found, embedding.name, {})
+    _without_head(arrays, embedding.name, {})
   config = dataclasses.replace(config, lowering=lowerings.NATIVE)
   return HFModel(config, layouts.fill(params, leaves), None)
 
@@ -299,15 +299,15 @@ def _read_config(path: pathlib.Path) -> GPTConfig | LlamaConfig:
 
 
 def _read(stored: Stored, allow_non_finite: bool) -> Arrays:
-  found = {}
+  arrays = {}
   for name, tensor in stored.items():
-    found[name] = tensor.read()
-    if not allow_non_finite and not np.isfinite(found[name]).all():
+    arrays[name] = tensor.read()
+    if not allow_non_finite and not np.isfinite(arrays[name]).all():
       raise ValueError(
           f'{tensor.path} has weights in {name!r} that are not finite; export '
           'the model again, or read it with load_hf and allow_non_finite.'
       )
-  return found
+  return arrays
 
 
 def _without_masks(stored: Stored) -> tuple[Stored, Stored]:
@@ -333,7 +333,7 @@ def _read_pruned(
     stored: Stored, masks: Stored, allow_non_finite: bool
 ) -> tuple[Arrays, Arrays]:
   """Reads tensors, and the masks that are stored beside or as NaN in them."""
-  found, kept = {}, {}
+  arrays, kept = {}, {}
   for name, tensor in stored.items():
     x = tensor.read()
     if name in masks:
@@ -352,20 +352,20 @@ def _read_pruned(
           f'{tensor.path} has weights in {name!r} that are not finite; fetch '
           'the file again, or set allow_non_finite.'
       )
-    found[name] = x
+    arrays[name] = x
   if kept:
     logger.info(
         'the masks of %d tensors are those stored beside them, or their NaN',
         len(kept),
     )
-  return found, kept
+  return arrays, kept
 
 
-def _normalized(found: Stored, config: GPTConfig | LlamaConfig) -> Stored:
+def _normalized(stored: Stored, config: GPTConfig | LlamaConfig) -> Stored:
   """Removes buffers, and gives tensors the names that transformers gives."""
   prefix = '' if isinstance(config, LlamaConfig) else 'transformer.'
   named: dict[str, str] = {}
-  for k, x in found.items():
+  for k, x in stored.items():
     if _BUFFERS.search(k):
       continue
     name = _WRAPPERS.sub('', k)
@@ -377,18 +377,18 @@ def _normalized(found: Stored, config: GPTConfig | LlamaConfig) -> Stored:
           'one tensor; fetch the file again.'
       )
     named[name] = k
-  return {name: found[k] for name, k in named.items()}
+  return {name: stored[k] for name, k in named.items()}
 
 
 def _without_head(
-    found: Arrays, embedding: str, expected: layouts.Shapes
+    arrays: Arrays, embedding: str, expected: layouts.Shapes
 ) -> Arrays:
   """Removes the tied head, after checking that it equals the embedding."""
-  if layouts.HEAD in expected or layouts.HEAD not in found:
-    return found
-  rest = {k: x for k, x in found.items() if k != layouts.HEAD}
+  if layouts.HEAD in expected or layouts.HEAD not in arrays:
+    return arrays
+  rest = {k: x for k, x in arrays.items() if k != layouts.HEAD}
   tied = rest.get(embedding)
-  if tied is None or not np.array_equal(found[layouts.HEAD], tied):
+  if tied is None or not np.array_equal(arrays[layouts.HEAD], tied):
     raise ValueError(
         f'{layouts.HEAD} differs from {embedding}, but the model ties the two; '
         'only equal ones can be read here.'
@@ -396,13 +396,13 @@ def _without_head(
   return rest
 
 
-def _as_float32(found: Arrays) -> Arrays:
-  _refuse_other_dtypes(found)
-  return {name: x.astype(np.float32) for name, x in found.items()}
+def _as_float32(arrays: Arrays) -> Arrays:
+  _refuse_other_dtypes(arrays)
+  return {name: x.astype(np.float32) for name, x in arrays.items()}
 
 
-def _refuse_other_dtypes(found: Arrays) -> None:
-  for name, x in found.items():
+def _refuse_other_dtypes(arrays: Arrays) -> None:
+  for name, x in arrays.items():
     if x.dtype.name not in tensors.DTYPES:
       raise ValueError(
           f'{name!r} is of dtype {x.dtype}; save it in one of '

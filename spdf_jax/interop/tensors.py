@@ -372,7 +372,7 @@ def _open_shards(index: pathlib.Path) -> dict[str, StoredTensor]:
         f'{index} has no weight_map from names of tensors to names of files; '
         'fetch it again.'
     )
-  found: dict[str, StoredTensor] = {}
+  stored: dict[str, StoredTensor] = {}
   for name in sorted(set(weight_map.values())):
     path = index.parent / name
     is_plain = pathlib.PurePath(name).name == name and not name.endswith(INDEX)
@@ -381,8 +381,8 @@ def _open_shards(index: pathlib.Path) -> dict[str, StoredTensor]:
           f'{index} names the shard {name!r}, but there is no such file in its '
           'folder; fetch all shards.'
       )
-    found.update(open_tensors(path))
-  return found
+    stored.update(open_tensors(path))
+  return stored
 
 
 def _open_torch(path: pathlib.Path) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def save_hf(
       path: _cast(path, _masked(x, masks.get(path)), file_dtype)
       for path, x in leaves.items()
   }
-  found = layouts.to_tensors(layout, leaves, shapes)
+  arrays = layouts.to_tensors(layout, leaves, shapes)
   kept = layouts.to_tensors(layout, masks, shapes)
   _check_ours(directory)
   directory.mkdir(parents=True, exist_ok=True)
@@ -116,10 +116,10 @@ def save_hf(
     source = pathlib.Path(name)
     if format == 'compact':
       tensors.write_tensors(
-          source / tensors.COMPACT, tensors.pack_tensors(found, kept)
+          source / tensors.COMPACT, tensors.pack_tensors(arrays, kept)
       )
     else:
-      tensors.write_tensors(source / tensors.WEIGHTS, found)
+      tensors.write_tensors(source / tensors.WEIGHTS, arrays)
       if kept:
         tensors.write_tensors(source / tensors.MASKS, kept)
     _write_json(source / tensors.CONFIG, fields)

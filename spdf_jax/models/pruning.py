@@ -182,12 +182,12 @@ def _enter(
   """Returns a block, the further arguments of all, and inputs of the first."""
   model = model_of(dataclasses.replace(config, remat='none'))
   names = {f'h_{i}': i for i in range(config.n_layers)}
-  found: dict[str, Any] = {}
+  calls: dict[str, Any] = {}
 
   def skip(call, args, kwargs, context):
     if context.module.name not in names or context.method_name != '__call__':
       return call(*args, **kwargs)
-    found[context.module.name] = context.module, args
+    calls[context.module.name] = context.module, args
     return args[0], None
 
   @jax.jit  # Does not transfer the head, which is not used.
@@ -196,14 +196,14 @@ def _enter(
       model.apply(
           {'params': params}, tokens_1xL, read_out=lambda head, x: None
       )
-    return found['h_0'][1][0]
+    return calls['h_0'][1][0]
 
   rest = {name: x for name, x in params.items() if name not in names}
   inputs = [
       np.asarray(embed(rest, tokens_L[None])) for tokens_L in tokens_NxL
   ]
-  block = found['h_0'][0].clone(parent=None, name=None)
-  return block, [found[name][1][1:] for name in names], inputs
+  block = calls['h_0'][0].clone(parent=None, name=None)
+  return block, [calls[name][1][1:] for name in names], inputs
 
 
 def _observe(
@@ -228,9 +228,9 @@ def _observe(
 
   with nn.intercept_methods(collect):
     block.apply({'params': params}, *args)
-  found = {}
+  statistics = {}
   for paths, x in layers.values():
     key = ','.join(paths)
     x_NxI = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
-    found[key] = pruner.statistics(x_NxI, totals.get(key, 0))
-  return found
+    statistics[key] = pruner.statistics(x_NxI, totals.get(key, 0))
+  return statistics

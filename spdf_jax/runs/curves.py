@@ -216,8 +216,8 @@ def losses_at_equal(
     ...   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, cost, 9.0)
     ...   rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (1, 4)]
     ...   return RunRecord('toy', (phase,), tuple(rows))
-    >>> found = losses_at_equal(flops_at, toy(1.0), toy(2.0))
-    >>> found.spent, found.first, round(found.second, 3), found.longer
+    >>> losses = losses_at_equal(flops_at, toy(1.0), toy(2.0))
+    >>> losses.spent, losses.first, round(losses.second, 3), losses.longer
     (4.0, 0.0, 1.5, 1)
   """
   curves = [pretraining_curve(run, spent=spent) for run in (first, second)]

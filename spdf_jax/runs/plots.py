@@ -285,9 +285,9 @@ def plot_layer_sparsity(runs: Mapping[str, RunRecord]) -> Any:
       width_ratios=columns or None,
   )[0]
   for ax, (label, run) in zip(panels, runs.items()):
-    found = [[run.at_end(phase, k) for phase in run.phases] for k in keys]
+    values = [[run.at_end(phase, k) for phase in run.phases] for k in keys]
     sparsities = np.array(
-        [[np.nan if f is None else f[1] for f in row] for row in found]
+        [[np.nan if v is None else v[1] for v in row] for row in values]
     ).reshape(len(keys), len(run.phases))
     if not keys:
       ax.set_axis_off()
@@ -356,10 +356,10 @@ def _draw_updates(
   """Draws a run; returns ends, names and colours of its lines."""
   last = run.phases[-1].end
   planned = draw_sparsity(ax, run, last, color=style.GREY, linewidth=1.4)
-  found, sparsities = run.series('sparsity/sparsified')
+  steps, sparsities = run.series('sparsity/sparsified')
   look = {'clip_on': False, 'zorder': 3}
   ax.plot(
-      found, [100 * x for x in sparsities], '.', color=style.GREY, markersize=7,
+      steps, [100 * x for x in sparsities], '.', color=style.GREY, markersize=7,
       **look,
   )
   ends: list[tuple[float, float, str, str]] = [

@@ -165,8 +165,8 @@ class RunRecord:
 
   def series(self, key: str) -> tuple[list[int], list[float]]:
     """Returns the steps at which a value was logged, and the values."""
-    found = [r for r in self.rows if r.get(key) is not None]
-    return [r['step'] for r in found], [r[key] for r in found]
+    rows = [r for r in self.rows if r.get(key) is not None]
+    return [r['step'] for r in rows], [r[key] for r in rows]
 
   def within(self, phase: PhaseRecord) -> list[Mapping[str, Any]]:
     """Returns the rows logged after the steps of a phase."""
@@ -379,9 +379,9 @@ def mask_updates_in(run: RunRecord, phase: PhaseRecord) -> list[MaskUpdate]:
   """
   rows = [r for r in run.rows if r.get('sparsity/surviving') is not None]
   planned = [step for p in run.phases for step in p.mask_updates]
-  found = []
+  updates = []
   for step, following in zip(planned, [*planned[1:], run.phases[-1].end]):
     row = next((r for r in rows if step < r['step'] <= following), None)
     if row is not None and phase.start <= step < phase.end:
-      found.append(MaskUpdate(step, *(row[key] for key in STATISTICS[:3])))
-  return found
+      updates.append(MaskUpdate(step, *(row[key] for key in STATISTICS[:3])))
+  return updates

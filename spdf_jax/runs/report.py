@@ -101,8 +101,8 @@ def generations_table(
     return None
   _, records = next(iter(last.values()))
   answers = [
-      {record['context']: record['generation'] for record in found}
-      for _, found in last.values()
+      {record['context']: record['generation'] for record in generations}
+      for _, generations in last.values()
   ]
   header = ['context', 'reference']
   header += [
@@ -151,20 +151,20 @@ def _list(texts: Sequence[str]) -> list[str]:
 
 def _value(run: RunRecord, phase: PhaseRecord, key: str) -> str:
   """Formats a phase's last value, with the step if the phase went on."""
-  found = run.at_end(phase, key)
-  if found is None:
+  logged = run.at_end(phase, key)
+  if logged is None:
     return markdown.MISSING
-  step, value = found
+  step, value = logged
   last = min(phase.end, run.last_step)
   return markdown.number(value) + (f' (step {step:,})' if step != last else '')
 
 
 def _sparsity(run: RunRecord, phase: PhaseRecord) -> str:
   """Formats the planned sparsity, and the measured one if it differs."""
-  found = run.at_end(phase, 'sparsity/sparsified')
+  measured = run.at_end(phase, 'sparsity/sparsified')
   text = read.format_sparsity(phase)
-  if found is not None and abs(found[1] - phase.sparsity) > 1e-3:
-    text += f' ({markdown.percent(found[1])} at the end)'
+  if measured is not None and abs(measured[1] - phase.sparsity) > 1e-3:
+    text += f' ({markdown.percent(measured[1])} at the end)'
   return text
 
 
@@ -270,7 +270,7 @@ def best_steps(runs: Mapping[str, RunRecord]) -> list[str]:
     ['toy: tune was best at step 4 (target/loss 2.00) and ends with its weights
     at step 8.']
   """
-  found = []
+  sentences = []
   for label, run in runs.items():
     for phase in run.phases:
       best = run.at_end(phase, 'best/step')
@@ -288,11 +288,11 @@ def best_steps(runs: Mapping[str, RunRecord]) -> list[str]:
       end = f'ends with its weights at step {phase.end:,}' if (
           run.last_step >= phase.end
       ) else f'is at step {run.last_step:,}'
-      found.append(
+      sentences.append(
           f'{label}: {phase.name} was best at step {best[1]:,} ({values}) and '
           f'{end}.'
       )
-  return found
+  return sentences
 
 
 def mask_updates_table(runs: Mapping[str, RunRecord]) -> str | None:
@@ -321,13 +321,13 @@ def mask_updates_table(runs: Mapping[str, RunRecord]) -> str | None:
     if not read.is_tracked(run):
       continue
     for phase in run.phases:
-      found = run.at_end(phase, 'sparsity/sparsified')
+      measured = run.at_end(phase, 'sparsity/sparsified')
       explored = run.at_end(phase, 'sparsity/exploration')
       rows.append([
           markdown.escape(label),
           markdown.escape(phase.name),
           read.format_sparsity(phase),
-          _percent(found),
+          _percent(measured),
           str(len(phase.mask_updates)),
           _survival(read.mask_updates_in(run, phase)) or markdown.MISSING,
           _percent(explored),
@@ -339,8 +339,8 @@ def mask_updates_table(runs: Mapping[str, RunRecord]) -> str | None:
   )
 
 
-def _percent(found: tuple[int, float] | None) -> str:
-  return markdown.MISSING if found is None else markdown.percent(found[1])
+def _percent(point: tuple[int, float] | None) -> str:
+  return markdown.MISSING if point is None else markdown.percent(point[1])
 
 
 def _survival(updates: Sequence[MaskUpdate]) -> str:

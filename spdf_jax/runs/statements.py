@@ -15,8 +15,8 @@ def _last_in(
     run: RunRecord, phases: Sequence[PhaseRecord], key: str
 ) -> tuple[int, float] | None:
   """Returns the last step and value of `key` in phases, or None."""
-  found = [run.at_end(phase, key) for phase in phases]
-  return next((f for f in reversed(found) if f is not None), None)
+  ends = [run.at_end(phase, key) for phase in phases]
+  return next((end for end in reversed(ends) if end is not None), None)
 
 
 def against_bigram(label: str, run: RunRecord) -> str | None:
@@ -222,13 +222,13 @@ def at_equal(
     0.000 of a, 2.000 of b, but b is then in the middle of its learning-rate
     schedule, which favours a.
   """
-  found = None
+  comparison = None
   if _texts(runs[0]) == _texts(runs[1]):
-    found = curves.losses_at_equal(_SPENT[what], *runs)
-  if found is None:
+    comparison = curves.losses_at_equal(_SPENT[what], *runs)
+  if comparison is None:
     return None
-  losses = (found.first, found.second)
-  best = 0 if found.first <= found.second else 1
+  losses = (comparison.first, comparison.second)
+  best = 0 if comparison.first <= comparison.second else 1
   verdict = f'{labels[best]} has the lower loss'
   if losses[0] == losses[1]:
     verdict = f'{labels[0]} and {labels[1]} are equal'
@@ -236,16 +236,16 @@ def at_equal(
     verdict = (
         f'{labels[0]} and {labels[1]} are level, as far as single runs show'
     )
-  amount = markdown.number(found.spent, int(what == 'seconds'))
+  amount = markdown.number(comparison.spent, int(what == 'seconds'))
   text = (
       f'After equal {what} of pre-training ({amount}) {verdict}: '
       f'validation loss {losses[best]:.3f} of {labels[best]}, '
       f'{losses[1 - best]:.3f} of {labels[1 - best]}'
   )
-  if found.longer is not None:
+  if comparison.longer is not None:
     text += (
-        f', but {labels[found.longer]} is then in the middle of its '
-        f'learning-rate schedule, which favours {labels[1 - found.longer]}'
+        f', but {labels[comparison.longer]} is then in the middle of its '
+        f'learning-rate schedule, which favours {labels[1 - comparison.longer]}'
     )
   return f'{text}.'
 
@@ -306,13 +306,13 @@ def _texts(run: RunRecord) -> str:
 
 def tasks(runs: Mapping[str, RunRecord]) -> str | None:
   """Warns of runs that were fine-tuned on other tasks; None: there are none."""
-  found = {
+  by_label = {
       label: run.data['task'] for label, run in runs.items()
       if run.data.get('task')
   }
-  if len(set(found.values())) < 2:
+  if len(set(by_label.values())) < 2:
     return None
-  of_each = ', '.join(f'{label}: {task}' for label, task in found.items())
+  of_each = ', '.join(f'{label}: {task}' for label, task in by_label.items())
   return (
       f'The tasks differ ({of_each}), so target perplexities and chrF are not '
       'comparable between them.'

@@ -230,10 +230,10 @@ def lora(
         state.inner_state, state.adapters, **extra_args,
     )
     adapters = optax.apply_updates(state.adapters, steps)
-    found = trees.auto_axes(differences, chosen)(adapters, state.adapters)
+    deltas = trees.auto_axes(differences, chosen)(adapters, state.adapters)
     updates = jax.tree.map(
         lambda change, p: jnp.zeros_like(p) if change is None else change,
-        found, params, is_leaf=lambda x: x is None,
+        deltas, params, is_leaf=lambda x: x is None,
     )
     return updates, LoraState(adapters, inner_state)
 
@@ -258,12 +258,12 @@ def _changes(
 def _check(params: PyTree, adapters: PyTree, axes: list[Any]) -> None:
   """Raises ValueError unless adapters are those of the parameters."""
   layers = trees.by_name(selection.to_layers(params, params, axes))
-  found = {
+  factors = {
       trees.path_name(path): x for path, x in
       jax.tree_util.tree_leaves_with_path(adapters, is_leaf=_is_adapter)
       if x is not None
   }
-  for name in sorted(found.keys() ^ layers.keys()):
+  for name in sorted(factors.keys() ^ layers.keys()):
     holder, other = 'adapters', 'parameters'
     if name in layers:
       holder, other = other, holder
@@ -272,7 +272,7 @@ def _check(params: PyTree, adapters: PyTree, axes: list[Any]) -> None:
         'merge_adapters those that create_adapters made for the parameters, '
         'and the same `where`.'
     )
-  for name, (a, b) in found.items():
+  for name, (a, b) in factors.items():
     w = layers[name]
     if (a.shape[:2], b.shape[::2]) != (w.shape[:2], w.shape[::2]):
       raise ValueError(

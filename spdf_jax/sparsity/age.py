@@ -151,13 +151,13 @@ def with_age(
           kept, jnp.minimum(age, OLDEST - 1) + 1, 0
       ).astype(age.dtype)
 
-    found, states, ages = zip(*map(
+    new_updates, states, ages = zip(*map(
         of_leaf, trees.by_name(params), range(len(weights)),
         treedef.flatten_up_to(updates),
         trees.matching_leaves(sparsity_mask, params),
         trees.matching_leaves(state.age, params),
     ))
-    return treedef.unflatten(found), AgeState(
+    return treedef.unflatten(new_updates), AgeState(
         trees.without_empty_variables(treedef.unflatten(ages)),
         moments._replace(
             count=optax.safe_increment(moments.count),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact numbers of kept weights, required of masks and found in them."""
+"""Exact numbers of weights that masks keep, and checks of masks."""
 
 from collections.abc import Callable
 import math
@@ -327,15 +327,15 @@ def check_counts(
       kept = jax.tree.map(lambda m: _units(m, structure), mask)
   except jax.errors.TracerArrayConversionError:
     return  # Under jit, the counts of a traced mask are unknown.
-  found = trees.by_name(kept)
+  kept = trees.by_name(kept)
   # `optax.tree.map_params` passes an empty tree as a placeholder.
-  if not found:
+  if not kept:
     return
   sizes = {
       path: structure.unit_shape(leaf.shape)
       for path, leaf in trees.by_name(mask).items()
   }
-  for path, counts in found.items():
+  for path, counts in kept.items():
     if not counts.size:
       raise ValueError(
           f'{name} of {path!r} keeps some weights of a block or channel and '
@@ -349,7 +349,7 @@ def check_counts(
         for path, leaf in trees.by_name(mask).items()
     }
     total = sum(
-        int(counts.sum()) * weights[path] for path, counts in found.items()
+        int(counts.sum()) * weights[path] for path, counts in kept.items()
     )
     # One more unit may be too large.
     if not required - max(weights.values()) < total <= required:
@@ -359,7 +359,7 @@ def check_counts(
       )
     return
   sparsities = trees.by_name(distributions.uniform(mask, sparsities))
-  for path, counts in found.items():
+  for path, counts in kept.items():
     here, sparsity = f'{name} of {path!r}', sparsities[path]
     required = number_kept(math.prod(sizes[path][1:]), sparsity)
     number = len(counts)
@@ -394,11 +394,11 @@ def _units(mask: jax.Array, structure: Structure) -> np.ndarray:
 
 
 def _differ(
-    name: str, sparsity: float, found: int, size: int, required: int
+    name: str, sparsity: float, kept: int, size: int, required: int
 ) -> str:
   return (
-      f'{name} keeps {found:,} of {size:,} weights, but sparsity={sparsity:g} '
+      f'{name} keeps {kept:,} of {size:,} weights, but sparsity={sparsity:g} '
       f'requires {required:,}; set the sparsity to that of the mask, '
-      f'{1 - found / size:.10g} here (sparsities_of(mask) returns it for every '
+      f'{1 - kept / size:.10g} here (sparsities_of(mask) returns it for every '
       "leaf), or use another mask, e.g. that of init='magnitude'."
   )

@@ -120,7 +120,7 @@ def by_pattern(
     _check_all_used(list(by_path), matching, names)
   return jax.tree.unflatten(
       jax.tree.structure(params),
-      [by_path[found[0]] if found else 0.0 for found in matching],
+      [by_path[matches[0]] if matches else 0.0 for matches in matching],
   )
 
 
@@ -128,9 +128,9 @@ def _check_all_used(
     patterns: list[str], matching: list[list[str]], names: list[str]
 ) -> None:
   for pattern in patterns:
-    if any(found[:1] == [pattern] for found in matching):
+    if any(matches[:1] == [pattern] for matches in matching):
       continue
-    if any(pattern in found for found in matching):
+    if any(pattern in matches for matches in matching):
       raise ValueError(
           f'sparsity has the pattern {pattern!r}, but patterns before it match '
           'all of its leaves; put it before them, or remove it.'
@@ -422,10 +422,10 @@ def distribution_of(value: Any) -> Callable[..., Any]:
     'erk'
   """
   # Called later with two positional arguments, an initial mask with three.
-  found = by_entry('distribution', value, _DISTRIBUTIONS, missing=2)
-  if not callable(found):
+  distribution = by_entry('distribution', value, _DISTRIBUTIONS, missing=2)
+  if not callable(distribution):
     raise ValueError(
-        f'distribution is {found!r:.80}; give a function (params, sparsity) -> '
-        "sparsities, e.g. spdf_jax.erk, or its name, 'erk'."
+        f'distribution is {distribution!r:.80}; give a function (params, '
+        "sparsity) -> sparsities, e.g. spdf_jax.erk, or its name, 'erk'."
     )
-  return found
+  return distribution

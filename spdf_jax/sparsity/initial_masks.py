@@ -59,10 +59,10 @@ def given(
   where = selectors.hidden_matrices if where is None else where
   given = trees.by_name(mask)
   for name, leaf in given.items():
-    found = str(getattr(leaf, 'dtype', type(leaf).__name__))
-    if found != 'bool' or not hasattr(leaf, 'dtype'):
+    dtype = str(getattr(leaf, 'dtype', type(leaf).__name__))
+    if dtype != 'bool' or not hasattr(leaf, 'dtype'):
       raise ValueError(
-          f'mask of {name!r} is of type {found}; give a bool array, True where '
+          f'mask of {name!r} is of type {dtype}; give a bool array, True where '
           'a weight is kept, or None for a leaf that is not sparsified.'
       )
 
@@ -98,9 +98,9 @@ def given(
       name = trees.path_name(path)
       return _layers_of(name, given[name], p, selector)
 
-    found = jax.tree_util.tree_map_with_path(convert, params)
-    counts.check_counts(found, sparsities, structure, 'mask')
-    return found
+    mask = jax.tree_util.tree_map_with_path(convert, params)
+    counts.check_counts(mask, sparsities, structure, 'mask')
+    return mask
 
   return init
 
@@ -193,19 +193,19 @@ def scored(
   """
   def init(key, params, sparsities, structure=structures.UNSTRUCTURED):
     def score(path, p, leaf_key):
-      found = scores(leaf_key, tuple(p.shape))
-      if jnp.shape(found) != p.shape:
+      leaf_scores = scores(leaf_key, tuple(p.shape))
+      if jnp.shape(leaf_scores) != p.shape:
         raise ValueError(
             f'scores of {trees.path_name(path)!r} have shape '
-            f'{list(jnp.shape(found))}; return them in the given shape, '
+            f'{list(jnp.shape(leaf_scores))}; return them in the given shape, '
             f'{list(p.shape)}.'
         )
-      return found
+      return leaf_scores
 
-    found = jax.tree_util.tree_map_with_path(
+    tree_scores = jax.tree_util.tree_map_with_path(
         score, params, masks.leaf_keys(key, params)
     )
-    return masks.mask_from_scores(found, sparsities, structure=structure)
+    return masks.mask_from_scores(tree_scores, sparsities, structure=structure)
 
   return init
 
@@ -235,13 +235,13 @@ def init_of(value: Any, name: str = 'init') -> Callable[..., Any]:
     >>> init_of('magnitude').__name__
     'magnitude'
   """
-  found = names.by_entry(name, value, _INITS, missing=3)
-  if not callable(found):
+  maker = names.by_entry(name, value, _INITS, missing=3)
+  if not callable(maker):
     raise ValueError(
-        f'{name} is {found!r:.80}; give a function (key, params, sparsities) '
+        f'{name} is {maker!r:.80}; give a function (key, params, sparsities) '
         "-> mask, e.g. spdf_jax.init.magnitude, or its name, 'magnitude'."
     )
-  return found
+  return maker
 
 
 def initial_mask(
@@ -381,12 +381,12 @@ def saliency(
       for done in range(1, rounds + 1):
         scores, finite = scores_of(params, batch, weights, mask)
         _check_finite(finite, score)
-        found = masks.mask_from_scores(
+        layer_masks = masks.mask_from_scores(
             scores, _of_round(sparsities, done, rounds),
             structure=structure if done == rounds else unchecked,
         )
-        mask = selection.from_layers(found, params, axes)
-    return found
+        mask = selection.from_layers(layer_masks, params, axes)
+    return layer_masks
 
   return init
 
@@ -449,12 +449,12 @@ def _check_layers(layers: PyTree, scored: PyTree) -> None:
 
 
 def _check_shapes(scores: PyTree, weights: PyTree) -> None:
-  wanted: Any = jax.tree.structure(weights)
-  found: Any = jax.tree.structure(scores)
-  if wanted != found:
+  expected: Any = jax.tree.structure(weights)
+  treedef: Any = jax.tree.structure(scores)
+  if expected != treedef:
     raise ValueError(
-        f'score returns a tree of structure {found}; return that of the '
-        f'weights, {wanted}.'
+        f'score returns a tree of structure {treedef}; return that of the '
+        f'weights, {expected}.'
     )
   pairs = zip(
       jax.tree_util.tree_leaves_with_path(weights), jax.tree.leaves(scores)

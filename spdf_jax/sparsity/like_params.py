@@ -65,9 +65,9 @@ def map_like_params(
   def visit(path, leaf):
     parts = trees.path_parts(path)
     for start in range(len(parts) + 1):
-      found = by_path.get(parts[start:])
-      if found is not None and found[0] == getattr(leaf, 'shape', None):
-        return f(leaf, *found[1])
+      entry = by_path.get(parts[start:])
+      if entry is not None and entry[0] == getattr(leaf, 'shape', None):
+        return f(leaf, *entry[1])
     return leaf
 
   return jax.tree_util.tree_map_with_path(visit, state)

@@ -162,11 +162,11 @@ def sparsegpt(*, block_size: int = 128, damping: float = 0.01) -> Pruner:
     kept = np.where(grouped, n, np.diff(ends) - pruned).astype(np.int32)
     dead = jnp.diag(statistics) == 0
     lower = _damped_factor(statistics, damping)
-    found, mask = _surgeon(
+    weights, mask = _surgeon(
         w.astype(lower.dtype), lower, dead, kept,
         structure=structure, size=size, group=group if grouped else size,
     )
-    return found.astype(w.dtype), mask
+    return weights.astype(w.dtype), mask
 
   def statistics(x, total=0):
     inputs, x = x.shape[1], x.astype(_computed(x))
@@ -200,13 +200,13 @@ def _computed(x: jax.Array) -> jax.typing.DTypeLike:
 
 def _groups(w: jax.Array, sparsity: Sparsity) -> tuple[Structure, int, int]:
   """Returns the structure, and the n of m inputs of its groups, if any."""
-  found = re.fullmatch(r'(\d+):(\d+)', sparsity) if isinstance(
+  match = re.fullmatch(r'(\d+):(\d+)', sparsity) if isinstance(
       sparsity, str
   ) else None
-  if found is None:
+  if match is None:
     distributions.check_sparsity(sparsity)
     return structures.UNSTRUCTURED, len(w), len(w)
-  n, m = map(int, found.groups())
+  n, m = map(int, match.groups())
   structure = structures.n_of_m(n, m)
   structure.unit_shape((1, *w.shape))  # Checks that m divides the inputs.
   return structure, n, m

@@ -303,10 +303,10 @@ class UpdateTimes(NamedTuple):
     since = int(count) - self.start if is_host_int(count) else (
         count - self.start
     )
-    found = (since >= 0) & (since % self.every == 0)
+    is_update = (since >= 0) & (since % self.every == 0)
     if self.number is None:
-      return found
-    return found & (since <= (self.number - 1) * self.every)
+      return is_update
+    return is_update & (since <= (self.number - 1) * self.every)
 
   def index(  # type: ignore[override]  # hides tuple.index
       self, count: Any

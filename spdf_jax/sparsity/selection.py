@@ -232,17 +232,17 @@ def selector_of(
   if callable(where):
     return _among(where, named)
   patterns = {
-      pattern: _among(found, named) for pattern, found in
+      pattern: _among(value, named) for pattern, value in
       _patterns(where).items()
   }
 
   def selector(path, leaf):
-    found = _first(patterns, path)[1]
-    if callable(found):
-      return found(path, leaf)
-    if found is True:
+    value = _first(patterns, path)[1]
+    if callable(value):
+      return value(path, leaf)
+    if value is True:
       return is_matrix(leaf) and path.split('/')[-1] != 'bias'
-    return found or False
+    return value or False
 
   return selector
 
@@ -255,15 +255,15 @@ def _among(where: Any, named: Sequence[tuple[str, Any]]) -> Any:
 def _patterns(where: PyTree) -> dict[str, Any]:
   """Returns the values of a tree by their paths."""
   pairs = jax.tree_util.tree_leaves_with_path(where, is_leaf=is_axes)
-  for path, found in pairs:
-    if not (is_axes(found) or callable(found)):
+  for path, value in pairs:
+    if not (is_axes(value) or callable(value)):
       at = f' at {trees.path_name(path)!r}' if path else ''
       raise TypeError(
-          f'where is {found!r:.80}{at}; give a function (path, leaf) -> bool '
+          f'where is {value!r:.80}{at}; give a function (path, leaf) -> bool '
           'or MatrixAxes, or a tree of these or of patterns of paths, e.g. '
           "{'*/mlp/*': True}."
       )
-  patterns = {trees.path_name(path): found for path, found in pairs}
+  patterns = {trees.path_name(path): value for path, value in pairs}
   # A mapping keeps its own order, because the first match applies; as a pytree
   # it is sorted.
   if isinstance(where, Mapping) and set(where) == set(patterns):
@@ -273,11 +273,11 @@ def _patterns(where: PyTree) -> dict[str, Any]:
 
 def _first(patterns: Mapping[str, Any], path: str) -> tuple[str | None, Any]:
   """Returns the first pattern that matches a path, and its value."""
-  for pattern, found in patterns.items():
+  for pattern, value in patterns.items():
     if not pattern or any(
         fnmatch.fnmatchcase(path, p) for p in (pattern, f'{pattern}/*')
     ):
-      return pattern, found
+      return pattern, value
   return None, False
 
 
@@ -385,8 +385,8 @@ def _check_patterns(
   """Raises ValueError for a pattern that no leaf has, or that selects none."""
   first = [_first(patterns, name)[0] for name, _ in named]
   used = {pattern for pattern, a in zip(first, axes) if a}
-  for pattern, found in patterns.items():
-    selects = found and not callable(found)
+  for pattern, value in patterns.items():
+    selects = value and not callable(value)
     # What remains for a last '*' depends on the model.
     if pattern not in (used if selects else first) and pattern != '*':
       raise ValueError(

@@ -316,8 +316,8 @@ def any_of(*selectors: Selector) -> Selector:
     raise ValueError('any_of has no selectors; give some, e.g. per_head.')
 
   def selector(path, leaf):
-    found = (select(path, leaf) for select in selectors)
-    return next((axes for axes in found if axes is not None), None)
+    selected = (select(path, leaf) for select in selectors)
+    return next((axes for axes in selected if axes is not None), None)
 
   selector.__name__ = f'any_of({", ".join(s.__name__ for s in selectors)})'
   if any(hasattr(select, 'among') for select in selectors):

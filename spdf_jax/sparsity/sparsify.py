@@ -312,13 +312,13 @@ def _map_state(
 ) -> dict[str, PyTree]:
   """Returns `f(state, *given)`, which takes and returns trees of layers."""
   def in_layers(state, *given):
-    found = f(
+    results = f(
         _state_to_layers(state, params, axes),
         *(selection.to_layers(tree, params, axes) for tree in given),
     )
     return {
         name: selection.from_layers(tree, params, axes)
-        for name, tree in found.items()
+        for name, tree in results.items()
     }
 
   names = state or jax.eval_shape(in_layers, state, *given)

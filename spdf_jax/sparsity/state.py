@@ -80,8 +80,8 @@ def stored_mask(opt_state: PyTree) -> PyTree:
     >>> stored_mask(state)['w'].bits.shape
     (4, 1)
   """
-  found = [state.mask for state in _sparsify_states(opt_state)]
-  merged = functools.reduce(_merge, found)
+  stored = [state.mask for state in _sparsify_states(opt_state)]
+  merged = functools.reduce(_merge, stored)
   return jax.tree.map(
       lambda leaf: None if _is_empty(leaf) else leaf, merged, is_leaf=_is_empty
   )
@@ -130,7 +130,7 @@ def mask_paths(opt_state: PyTree) -> dict[str, tuple[str, ...]]:
     >>> mask_paths(tx.init({'h': {'kernel': jnp.ones((4, 4))}}))
     {'h/kernel': ('1', 'mask', 'h', 'kernel')}
   """
-  found: dict[str, tuple[str, ...]] = {}
+  paths: dict[str, tuple[str, ...]] = {}
   for outer, state in jax.tree_util.tree_leaves_with_path(
       opt_state, is_leaf=_is_state
   ):
@@ -138,10 +138,10 @@ def mask_paths(opt_state: PyTree) -> dict[str, tuple[str, ...]]:
       continue
     outer = (*outer, jax.tree_util.GetAttrKey('mask'))
     for path, _ in jax.tree_util.tree_leaves_with_path(state.mask):
-      found.setdefault(
+      paths.setdefault(
           trees.path_name(path), trees.path_parts((*outer, *path))
       )
-  return found
+  return paths
 
 
 def has_algorithm_state(opt_state: PyTree) -> bool:
@@ -255,13 +255,13 @@ def _merge(one: PyTree, other: PyTree) -> PyTree:
 
 def _sparsify_states(opt_state: PyTree) -> list[SparsifyState]:
   leaves = jax.tree.leaves(opt_state, is_leaf=_is_state)
-  found = [leaf for leaf in leaves if _is_state(leaf)]
-  if not found:
+  states = [leaf for leaf in leaves if _is_state(leaf)]
+  if not states:
     raise ValueError(
         'the optimizer state holds no SparsifyState; wrap the optimizer with '
         'spdf_jax.sparsify and pass the state of the wrapped optimizer.'
     )
-  return found
+  return states
 
 
 def check_zeros(params: PyTree, opt_state: PyTree) -> None:
@@ -294,13 +294,13 @@ def check_zeros(params: PyTree, opt_state: PyTree) -> None:
   if is_packed(stored_mask(opt_state)):
     return
   count = lambda m, p: jnp.sum((p != 0) & ~m, dtype=jnp.int32)
-  found = {
+  counts = {
       name: int(number)
       for name, number in trees.by_name(
           masks.map_masked(count, get_mask(opt_state), params)
       ).items()
   }
-  wrong = [f'{n:,} in {name!r}' for name, n in found.items() if n]
+  wrong = [f'{n:,} in {name!r}' for name, n in counts.items() if n]
   if wrong:
     raise ValueError(
         f'pruned weights are not zero: {", ".join(wrong)}; mask the initial '

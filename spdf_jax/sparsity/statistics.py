@@ -164,7 +164,7 @@ def mask_changes(
     >>> mask_changes(one, other, params)
     {'w': MaskChange(grown=2, dropped=1, surviving=1)}
   """
-  found = {}
+  changes = {}
   missing: Any = (None, np.zeros(0))
   pairs = itertools.zip_longest(
       _layers(before, params, where), _layers(after, params, where),
@@ -177,8 +177,8 @@ def mask_changes(
           f'{other_name!r} {new.shape}; compare masks of the same parameters.'
       )
     parts = new & ~old, old & ~new, old & new
-    found[name] = MaskChange(*(int(m.sum(dtype=np.int64)) for m in parts))
-  return found
+    changes[name] = MaskChange(*(int(m.sum(dtype=np.int64)) for m in parts))
+  return changes
 
 
 def _layers(

@@ -351,12 +351,12 @@ def structure_of(value: Any) -> Structure:
   if isinstance(value, str) and re.fullmatch(r'\d+:\d+', value):
     n, m = map(int, value.split(':'))
     return n_of_m(n, m)
-  found = names.by_entry('structure', value, _STRUCTURES)
+  structure = names.by_entry('structure', value, _STRUCTURES)
   if isinstance(value, (str, Mapping)):
-    found = found()
-  if not isinstance(found, Structure):
+    structure = structure()
+  if not isinstance(structure, Structure):
     raise ValueError(
-        f'structure is {found!r:.80}; give e.g. '
+        f'structure is {structure!r:.80}; give e.g. '
         "spdf_jax.structures.block(4, 4), or a name such as '2:4'."
     )
-  return found
+  return structure

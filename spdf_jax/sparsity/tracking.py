@@ -179,21 +179,21 @@ def mask_statistics(opt_state: PyTree) -> dict[str, jax.Array]:
      'exploration': 0.25}
   """
   is_state = lambda x: isinstance(x, MaskTrackingState)
-  found = [
+  states = [
       leaf for leaf in jax.tree.leaves(opt_state, is_leaf=is_state)
       if is_state(leaf)
   ]
-  if not found:
+  if not states:
     raise ValueError(
         'the optimizer state does not track mask updates; create the optimizer '
         'with sparsify(…, track=True) and pass its state.'
     )
-  sizes = [_size(state.history) for state in found]
-  grown = sum(state.grown for state in found)
-  dropped = sum(state.dropped for state in found)
-  surviving = sum(state.surviving for state in found)
+  sizes = [_size(state.history) for state in states]
+  grown = sum(state.grown for state in states)
+  dropped = sum(state.dropped for state in states)
+  surviving = sum(state.surviving for state in states)
   either = surviving + grown + dropped
-  explored = sum(state.exploration * n for state, n in zip(found, sizes))
+  explored = sum(state.exploration * n for state, n in zip(states, sizes))
   return {
       'grown': grown,
       'dropped': dropped,

@@ -108,9 +108,9 @@ def _check_storage_of_epochs(programs: Programs) -> None:
 
 
 def _check_base_width(programs: Programs) -> None:
-  found = programs.config.parameterization
-  if found is not None:
-    found.width_multiplier(programs.model.config.d_model)
+  parameterization = programs.config.parameterization
+  if parameterization is not None:
+    parameterization.width_multiplier(programs.model.config.d_model)
 
 
 def _check_amount_of_data(programs: Programs) -> None:

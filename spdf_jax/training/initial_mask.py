@@ -89,19 +89,19 @@ def mask_of_run(source: str, params: PyTree) -> PyTree:
     ValueError: there is no such checkpoint, or it has no masks.
   """
   try:
-    found = read_source(source, read_masks)
+    masks = read_source(source, read_masks)
   except ValueError as error:
     raise ValueError(
         f'initial_mask is {source!r}, neither one of {", ".join(SALIENCIES)} '
         f'nor the mask of a run: {error}'
     ) from error
-  if not found:
+  if not masks:
     raise ValueError(
         f'initial_mask is {source!r}, a checkpoint of parameters only; give '
         'that of a run with masks.'
     )
   return jax.tree_util.tree_map_with_path(
-      lambda path, _: found.get(path_name(path)), params
+      lambda path, _: masks.get(path_name(path)), params
   )
 
 

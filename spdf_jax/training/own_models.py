@@ -170,10 +170,10 @@ def create_own_model(name: str, sizes: OwnSizes) -> OwnModel:
         f'{what} fails ({type(error).__name__}: {reason:.200}); correct it, or '
         'its arguments.'
     ) from error
-  found = getattr(logits, 'shape', type(logits).__name__)
-  if found != (1, 2, sizes.vocab_size):
+  shape = getattr(logits, 'shape', type(logits).__name__)
+  if shape != (1, 2, sizes.vocab_size):
     raise ValueError(
-        f'{what} returns {found} for tokens of shape [1, 2]; return logits of '
+        f'{what} returns {shape} for tokens of shape [1, 2]; return logits of '
         f'shape [1, 2, {sizes.vocab_size}], with vocab_size in the last axis.'
     )
   hidden_weights = sum(x.size for x in jax.tree.leaves(layers))

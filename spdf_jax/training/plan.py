@@ -430,7 +430,7 @@ def planned_sparsities(
   sparsities = algorithm.sparsity_at(count, stacks)
   if isinstance(sparsities, ModelWide):
     sparsities = jax.tree.map(lambda _: sparsities.sparsity, stacks)
-  found = {}
+  by_layer = {}
   for (path, stack), value in zip(
       jax.tree_util.tree_leaves_with_path(stacks), jax.tree.leaves(sparsities)
   ):
@@ -438,8 +438,8 @@ def planned_sparsities(
     planned = PlannedSparsity(size, 1 - number_kept(size, value) / size)
     for i in range(stack.shape[0]):
       name = path_name(path)
-      found[name + (f'[{i}]' if stack.shape[0] > 1 else '')] = planned
-  return found
+      by_layer[name + (f'[{i}]' if stack.shape[0] > 1 else '')] = planned
+  return by_layer
 
 
 def mean_sparsity(sparsities: Mapping[str, PlannedSparsity]) -> float:

@@ -94,15 +94,15 @@ class Programs:
       self, plan: Plan
   ) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer of another plan of this config."""
-    found = self.config.parameterization
+    config = self.config.parameterization
     return optimizers.create_optimizer(
         self.config.optimizer, plan, where=self.model.where,
         key=self._key(MASKS),
         adapter=self.config.adapter,
         revival_warmup=self.config.revival_warmup,
-        scale_layers=found and sparsity.scale_by_density(
-            found.base_density,
-            width_multiplier=found.width_multiplier(self.model.config.d_model),
+        scale_layers=config and sparsity.scale_by_density(
+            config.base_density,
+            width_multiplier=config.width_multiplier(self.model.config.d_model),
             where=self.model.where,
         ),
     )
@@ -131,12 +131,12 @@ class Programs:
 
   def scale_init(self, state: TrainState) -> TrainState:
     """Scales initial weights as the parameterization needs."""
-    found = self.config.parameterization
-    if found is None:
+    config = self.config.parameterization
+    if config is None:
       return state
     return dataclasses.replace(state, params=sparsity.scale_init(
-        state.params, sparsity.get_mask(state.opt_state), found.base_density,
-        width_multiplier=found.width_multiplier(self.model.config.d_model),
+        state.params, sparsity.get_mask(state.opt_state), config.base_density,
+        width_multiplier=config.width_multiplier(self.model.config.d_model),
         where=self.model.where,
     ))
 
@@ -146,7 +146,7 @@ class Programs:
     phases = [p for p in self.plan.phases if not p.is_dense]
     if not phases:
       return None
-    found = matmul.sparse_steps(
+    steps = matmul.sparse_steps(
         self.config.matmul,
         self.model,
         tokens=min(p.batch_size * p.length for p in phases)
@@ -157,15 +157,15 @@ class Programs:
     )
     # A step that can use kernels is slower than one that cannot, by its branch.
     # Schedules are read where phases begin and end.
-    if found is None or not any(
+    if steps is None or not any(
         plans.mean_sparsity(plans.planned_sparsities(
             self.plan, step, self.abstract_state.params, self.model.where
-        )) > found.crossover
+        )) > steps.crossover
         for phase, start in zip(self.plan.phases, self.plan.starts)
         for step in (start, start + phase.steps - 1)
     ):
       return None
-    return found
+    return steps
 
   @functools.cached_property
   def storage(self) -> str:

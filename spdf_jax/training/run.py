@@ -333,13 +333,20 @@ class Run:
 
   @property
   def fingerprints(self) -> dict[str, str]:
-    """Fingerprints of the data, by source, and of the tokenizer."""
-    return {
+    """Fingerprints of the data, by source, the tokenizer and the teacher."""
+    prints = {
         name: source.fingerprint
         for name, source in self.programs.sources.items()
-    } | {
-        'tokenizer': self.corpus.tokenizer.fingerprint
     }
+    prints['tokenizer'] = self.corpus.tokenizer.fingerprint
+    if self.config.loss.teacher is not None:
+      prints['teacher'] = self._teacher_fingerprint
+    return prints
+
+  @functools.cached_property
+  def _teacher_fingerprint(self) -> str:
+    # A run goes on when its teacher is deleted after the start.
+    return teacher.teacher_fingerprint(self.config.loss.teacher)
 
   @property
   def parameters(self) -> int:

@@ -98,6 +98,22 @@ def test_a_link_or_a_pipe_in_a_workdir_is_refused_by_name(
   assert not (tmp_path / 'new').exists()
 
 
+@pytest.mark.parametrize('name', ['checkpoints', 'checkpoints/3', 'profile'])
+def test_a_link_to_a_folder_in_a_workdir_is_refused(tmp_path, name):
+  own, workdir = tmp_path / 'own', tmp_path / 'workdir'
+  (own / '3').mkdir(parents=True)
+  (own / '3' / 'thesis').write_text('mine')
+  (workdir / name).parent.mkdir(parents=True)
+  (workdir / name).symlink_to(own)
+  with pytest.raises(ValueError, match=f'{name} is a link to the folder'):
+    make_run().open(workdir)
+  assert (own / '3' / 'thesis').read_text() == 'mine'
+  workdir.rename(tmp_path / 'moved')
+  (tmp_path / 'moved' / name).unlink()
+  workdir.symlink_to(tmp_path / 'moved')  # The whole workdir may be a link.
+  make_run().open(workdir).close()
+
+
 def test_an_unfinished_corpus_does_not_overwrite_what_its_links_name(
     tmp_path, victim
 ):

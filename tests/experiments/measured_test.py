@@ -260,14 +260,18 @@ def of_decoding(record, row, heading):
 
 
 def of_skip_zeros(row, heading):
-  # A heading names the processor, and what differs from width 512 in float32.
-  chip = re.search(r'Zen \d', heading)[0].lower().replace(' ', '')
-  width = re.search(r'width (\d+)', heading) or ['', '512']
-  dtype = 'bfloat16' if 'bfloat16' in heading else 'float32'
+  """Reads processor, dtype and width in both headings, by default 512."""
+  first, model = next(iter(row.items()))
+  label = f'{first}, {heading}'
+  chip = re.search(r'Zen \d', label)[0].lower().replace(' ', '')
+  width = re.search(r'width (\d+)', label)
+  case = (
+      f'{model}, d_model {width[1] if width else 512}, '
+      f'{"bfloat16" if "bfloat16" in label else "float32"}'
+  )
   return [
       Source(
-          f'skip_zeros/{chip}.json',
-          f'{row["model"]}, d_model {width[1]}, {dtype}',
+          f'skip_zeros/{chip}.json', case,
           f'{zeros} zeros: dense step / skip_zeros, wall',
       ) for zeros in ('50%', '75%', '90%')
   ]
@@ -286,7 +290,9 @@ TABLES = {
     (DECODE, 'width 768, bfloat16 values'):
         functools.partial(of_decoding, DECODE_INTEL),
     (HOSTS, 'model'): of_skip_zeros,
-    (SKIP_ZEROS, 'model'): of_skip_zeros,
+    (SKIP_ZEROS, 'Zen 4, float32'): of_skip_zeros,
+    (SKIP_ZEROS, 'Zen 4, bfloat16'): of_skip_zeros,
+    (SKIP_ZEROS, 'Zen 5'): of_skip_zeros,
 } | {
     table: functools.partial(of_decoding, 'decode/decode.json')
     for table in (

@@ -1,5 +1,7 @@
 """A workdir is copied to a bucket, from which its run continues elsewhere."""
 
+import contextlib
+import itertools
 import json
 import pathlib
 import shutil
@@ -73,8 +75,10 @@ def train(workdir, evaluators=()):
 
 
 def manifest_of(bucket):
-  path = bucket / 'manifest.json'
-  return json.loads(path.read_text())['files'] if path.exists() else []
+  """Returns the objects of the newest copy, by path."""
+  folder = bucket / 'manifests'
+  names = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
+  return json.loads((folder / names[-1]).read_text())['files'] if names else {}
 
 
 def files_in(folder):
@@ -108,22 +112,22 @@ def check_that_a_killed_run_continues(bucket, tmp_path):
   with mirror.mirrored(one, str(bucket)):
     wanted, losses = train(one, [keep_a_copy])
   names = manifest_of(bucket)
-  assert {p.relative_to(bucket).as_posix() for p in files_in(bucket)} == {
-      *names, 'manifest.json'  # The lease has ended.
+  objects = {p.relative_to(bucket).as_posix() for p in files_in(bucket)}
+  assert objects - set(names.values()) == {
+      name for name in objects if name.startswith('manifests/')
   }
   assert {int(name.split('/')[1]) for name in names if '/' in name} == set(
       saved_steps(one)
   )
 
-  assert (kept / 'lease.json').exists()
   with mirror.mirrored(other, str(kept)):
     assert saved_steps(other)[-1] == 8
     found, again = train(other)
   assert_same_arrays(found.params, wanted.params)
   assert_same_arrays(found.opt_state, wanted.opt_state)
   assert again == losses
-  for name in manifest_of(kept):
-    assert (kept / name).read_bytes() == (other / name).read_bytes()
+  for name, stored in manifest_of(kept).items():
+    assert (kept / stored).read_bytes() == (other / name).read_bytes()
 
 
 def test_a_killed_run_continues_on_another_machine(bucket, tmp_path):
@@ -138,23 +142,136 @@ def test_a_killed_run_continues_from_a_server(server, tmp_path):
 def test_a_copied_workdir_is_that_of_the_mirror_at_once(bucket, tmp_path):
   with mirror.mirrored(tmp_path / 'one', str(bucket)):
     train(tmp_path / 'one')
-  folder = tmp_path / 'bucket' / 'runs' / 'a' / 'checkpoints'
-  times = lambda: {p: p.stat().st_mtime_ns for p in folder.rglob('*')}
+  folder = tmp_path / 'bucket' / 'runs' / 'a'
+  times = lambda: {
+      p: p.stat().st_mtime_ns for p in folder.glob('*/checkpoints/**/*')
+  }
   before = times()
   with mirror.mirrored(tmp_path / 'two', str(bucket)):
     ids = {(tmp_path / x / '.mirror').read_text() for x in ('one', 'two')}
   assert len(ids) == 1 and times() == before  # Nothing is copied twice.
 
 
-def test_a_second_writer_is_refused(bucket, tmp_path):
-  with mirror.mirrored(tmp_path / 'one', str(bucket)):
-    message = "runs/a' is in use by process .*; wait until"
-    with pytest.raises(ValueError, match=message):
+def save(workdir, step):
+  """Writes files like those of a checkpoint."""
+  path = workdir / 'checkpoints' / str(step) / 'meta'
+  path.parent.mkdir(parents=True)
+  path.write_text(f'step {step}')
+  (workdir / 'metrics.jsonl').write_text(f'{step}')
+
+
+def restored(bucket, workdir):
+  """Returns the steps that a new machine would continue from."""
+  with mirror.mirrored(workdir, str(bucket)):
+    steps = saved_steps(workdir)
+    for step in steps:
+      path = workdir / 'checkpoints' / str(step) / 'meta'
+      assert path.read_text() == f'step {step}'
+    return steps
+
+
+def test_an_earlier_writer_stops_where_a_later_one_begins(
+    bucket, tmp_path, caplog
+):
+  message = "runs/a' is written by process .*, which began later"
+  with pytest.raises(mirror.Superseded, match=message):
+    with mirror.mirrored(tmp_path / 'one', str(bucket)):
+      save(tmp_path / 'one', 1)
+      wait_for(bucket, 'checkpoints/1/')
       with mirror.mirrored(tmp_path / 'two', str(bucket)):
-        pass
-  assert not (tmp_path / 'two').exists()
-  with mirror.mirrored(tmp_path / 'two', str(bucket)):
-    pass
+        save(tmp_path / 'two', 2)
+      save(tmp_path / 'one', 3)
+      time.sleep(0.3)
+  assert sum('began later' in r.message for r in caplog.records) == 1
+  assert restored(bucket, tmp_path / 'three') == [1, 2]
+
+
+class Killed(BaseException):
+  """Ends a writer, as a kill does."""
+
+
+def count_operations(monkeypatch, at):
+  """Calls `at(i)` before the i-th write or deletion in the bucket."""
+  seen = itertools.count()
+  fs = bucket_class()
+  for name in ('_open', 'rm_file', 'rm', '_rm'):
+    call = getattr(fs, name)
+
+    def operation(self, path, *args, name=name, call=call, **kw):
+      if name != '_open' or 'wb' in args or kw.get('mode') == 'wb':
+        at(next(seen))
+      return call(self, path, *args, **kw)
+
+    monkeypatch.setattr(fs, name, operation)
+  return seen
+
+
+@pytest.mark.parametrize('operation', range(12))
+@pytest.mark.parametrize('what', ['kill', 'suspend'])
+def test_the_newest_whole_checkpoint_is_restored(
+    bucket, tmp_path, monkeypatch, what, operation
+):
+  """A writer ends, or sleeps while another one writes, at any operation."""
+  one, two = tmp_path / 'one', tmp_path / 'two'
+  monkeypatch.setattr(mirror, 'SECONDS', 1e6)  # Updated by hand.
+  with mirror.mirrored(one, str(bucket)):
+    save(one, 1)
+  writer = mirror.Mirror(one, str(bucket))
+  writer.pull(writer.begin())
+  save(one, 2)
+  shutil.rmtree(one / 'checkpoints' / '1')
+  newest = [1]
+
+  def at(i):
+    if i != operation:
+      return
+    monkeypatch.undo()
+    monkeypatch.setattr(mirror, 'SECONDS', 1e6)
+    if what == 'kill':
+      raise Killed
+    with mirror.mirrored(two, str(bucket)):
+      save(two, 3)
+    newest[0] = 3
+
+  with monkeypatch.context() as patch:
+    count_operations(patch, at)
+    with contextlib.suppress(Killed, mirror.Superseded):
+      writer.push()
+      newest[0] = max(newest[0], 2)
+      writer.sweep()
+  assert restored(bucket, tmp_path / 'three')[-1] >= newest[0]
+
+
+def test_a_bucket_without_a_manifest_is_not_written_anew(bucket, tmp_path):
+  with mirror.mirrored(tmp_path / 'one', str(bucket)):
+    save(tmp_path / 'one', 1)
+  for path in (bucket / 'manifests').iterdir():
+    path.unlink()
+  with pytest.raises(ValueError, match='has files and no manifest'):
+    with mirror.mirrored(tmp_path / 'two', str(bucket)):
+      pass
+
+
+def test_files_deleted_while_they_are_copied_are_warned_of(
+    bucket, tmp_path, monkeypatch, caplog
+):
+  def push(self):
+    raise FileNotFoundError('checkpoints/3')
+
+  with pytest.raises(ValueError, match='lacks the last files of the workdir'):
+    with mirror.mirrored(tmp_path / 'one', str(bucket)):
+      monkeypatch.setattr(mirror.Mirror, 'push', push)
+      time.sleep(0.5)
+  assert 'has not been updated 2 times' in caplog.text
+  assert 'has not been updated 1 times' not in caplog.text
+
+
+def test_links_are_not_copied(bucket, tmp_path):
+  (tmp_path / 'key').write_text('secret')
+  with mirror.mirrored(tmp_path / 'one', str(bucket)):
+    save(tmp_path / 'one', 1)
+    (tmp_path / 'one' / 'notes').symlink_to(tmp_path / 'key')
+  assert sorted(manifest_of(bucket)) == ['checkpoints/1/meta', 'metrics.jsonl']
 
 
 def test_a_mirror_of_another_workdir_is_refused(bucket, tmp_path):
@@ -177,7 +294,10 @@ def test_a_mirror_of_another_workdir_is_refused(bucket, tmp_path):
 
 def test_paths_out_of_the_workdir_are_refused(bucket, tmp_path):
   bucket.mkdir(parents=True)
-  (bucket / 'manifest.json').write_text('{"id": "a", "files": ["../a"]}')
+  (bucket / 'manifests').mkdir()
+  (bucket / 'manifests' / '000001-0a.000000.json').write_text(json.dumps(
+      {'id': 'a', 'by': 'b', 'files': {'../a': '../a'}}
+  ))
   with pytest.raises(ValueError, match=r"read .*path '../a'\); check its URL"):
     with mirror.mirrored(tmp_path / 'one', str(bucket)):
       pass
@@ -192,7 +312,7 @@ def test_unfinished_checkpoints_and_hidden_files_are_not_copied(
       path = tmp_path / 'one' / name
       path.parent.mkdir(parents=True, exist_ok=True)
       path.write_text('text')
-  assert manifest_of(bucket) == finished
+  assert sorted(manifest_of(bucket)) == finished
 
 
 def test_a_bucket_that_cannot_be_written_is_refused(bucket, tmp_path):

@@ -1,6 +1,7 @@
 """experiments.race: equal budgets, choice of rates, and refusals."""
 
 import concurrent.futures
+import json
 import math
 
 import ml_collections
@@ -19,6 +20,7 @@ from configs import quickstart  # noqa: E402
 from experiments import race  # noqa: E402
 from experiments.launch import config_file  # noqa: E402
 from experiments.pool import worker as pool_worker  # noqa: E402
+from spdf_jax import training  # noqa: E402
 
 NAMES = 'dense.py,sparse.py:x=1,y=2'
 BEST = 2e-3
@@ -211,13 +213,38 @@ def test_a_run_that_diverges_is_reported(made_up, tmp_path, monkeypatch):
 
 def test_another_race_in_the_same_folder_is_refused(made_up, tmp_path):
   run(tmp_path, seeds=1)
-  costs = (tmp_path / 'costs.json').read_bytes()
+  record = (tmp_path / 'race.json').read_bytes()
   with pytest.raises(ValueError, match='another .*budget'):
     run(tmp_path, seeds=1, budget='2e10FLOPs')
   made_up['sparse.py:x=1,y=2'].model.d_ff = 32
   with pytest.raises(ValueError, match='another .*configs'):
     run(tmp_path, seeds=1)
-  assert (tmp_path / 'costs.json').read_bytes() == costs
+  assert (tmp_path / 'race.json').read_bytes() == record
+
+
+def test_a_race_whose_record_or_data_changed_is_refused(
+    made_up, tmp_path, monkeypatch
+):
+  run(tmp_path, seeds=1)
+  path = tmp_path / 'race.json'
+  text = path.read_text()
+  fingerprints = training.Run.fingerprints
+  with monkeypatch.context() as patch:
+    patch.setattr(training.Run, 'fingerprints', property(
+        lambda self: fingerprints.fget(self) | {'text': 'other'}
+    ))
+    with pytest.raises(ValueError, match='another .*: data differ'):
+      run(tmp_path, seeds=2)
+  record = json.loads(text)
+  record['phases']['dense'][0][1] *= 2
+  path.write_text(json.dumps(record))
+  with pytest.raises(ValueError, match='race.json is damaged'):
+    run(tmp_path, seeds=2)
+  path.unlink()
+  with pytest.raises(ValueError, match='has runs and no race.json'):
+    run(tmp_path, seeds=2)
+  path.write_text(text)
+  run(tmp_path, seeds=2)
 
 
 def test_a_later_phase_keeps_its_share_of_the_rate():

@@ -44,6 +44,7 @@ def draw(shape, seed, kind):
       'ties': np.round(normal * 2),
       'row by row': normal * 2.0 ** (np.arange(shape[-2]) % 16)[:, None],
       'equal': np.zeros(shape),
+      'denormal': normal * 1e-40,
       'mostly zero': np.where(normal > 1, normal, 0),
       'zeros of both signs': np.where(normal > 0, 0.0, -0.0),
       'infinite': np.where(abs(normal) > 1, np.copysign(np.inf, normal), 0),
@@ -52,7 +53,7 @@ def draw(shape, seed, kind):
 
 
 KINDS = st.sampled_from([
-    'normal', 'ties', 'row by row', 'equal', 'mostly zero',
+    'normal', 'ties', 'row by row', 'equal', 'denormal', 'mostly zero',
     'zeros of both signs', 'infinite', 'nan',
 ])
 keep = jax.jit(topk.keep_largest)

@@ -19,6 +19,7 @@ from spdf_jax.models import model_of
 from spdf_jax.training import Evaluators
 from spdf_jax.training import find_checkpoint
 from spdf_jax.training import initial_state
+from spdf_jax.training import MismatchError
 from spdf_jax.training import read_params
 from spdf_jax.training import Run
 from spdf_jax.training import train
@@ -120,6 +121,20 @@ def test_a_run_continues_when_its_teacher_is_deleted(tmp_path):
   train(run, evaluators=Evaluators([evaluate]))
   # The first phase ended early, so that steps were compiled again.
   assert run.plan.ends['pretrain'] == 2 and run.plan.total_steps < planned
+
+
+def test_another_teacher_of_the_same_name_is_refused(tmp_path):
+  write_model(tmp_path / 'teacher', TEACHER)
+  config = make_config(
+      loss__teacher=str(tmp_path / 'teacher'), loss__temperature=1.0,
+      loss__teacher_weight=0.5,
+  )
+  train(run_of(config).open(tmp_path / 'run'))
+  run_of(config).open(tmp_path / 'run').close()
+  shutil.rmtree(tmp_path / 'teacher')
+  write_model(tmp_path / 'teacher', TEACHER, seed=1)
+  with pytest.raises(MismatchError, match='teacher'):
+    run_of(config).open(tmp_path / 'run')
 
 
 @pytest.fixture(scope='module')

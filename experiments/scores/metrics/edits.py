@@ -39,9 +39,9 @@ def ter(
   """
   edits, words = 0, 0.0
   for hypothesis, group in zip(hypotheses, texts.without_empty(references)):
-    found = hypothesis.lower().split()
+    tokens = hypothesis.lower().split()
     wanted = [reference.lower().split() for reference in group]
-    edits += min(translation_edits(found, reference) for reference in wanted)
+    edits += min(translation_edits(tokens, reference) for reference in wanted)
     words += sum(map(len, wanted)) / len(wanted)
   return edits / words if words else float(edits > 0)
 
@@ -99,24 +99,24 @@ def translation_edits(words: Sequence[str], reference: Sequence[str]) -> int:
     1
   """
   ids: dict[str, int] = {}
-  found, wanted = (
+  words_L, wanted_W = (
       np.array([ids.setdefault(word, len(ids)) for word in text], np.int32)
       for text in (words, reference)
   )
   shifts = 0
   while True:
-    alignment = align(found, wanted, _BEAM)
+    alignment = align(words_L, wanted_W, _BEAM)
     shifted = sorted(
-        _tercom_shifts(found, wanted, alignment), key=lambda x: -x[0]
+        _tercom_shifts(words_L, wanted_W, alignment), key=lambda x: -x[0]
     )
     if not shifted:
       return shifts + alignment.edits
     many_NxL = np.stack(list({x.tobytes(): x for _, x in shifted}.values()))
-    edits_N = edit_distances(many_NxL, wanted, _BEAM)
+    edits_N = edit_distances(many_NxL, wanted_W, _BEAM)
     best = int(edits_N.argmin())
     if edits_N[best] >= alignment.edits:
       return shifts + alignment.edits
-    found, shifts = many_NxL[best], shifts + 1
+    words_L, shifts = many_NxL[best], shifts + 1
 
 
 def edit_distances(
@@ -176,8 +176,8 @@ def align(
     The words and the words of the reference that each edit aligns.
 
   Example:
-    >>> found = align(np.array([1, 5, 2]), np.array([1, 2, 3]))
-    >>> found.edits, found.differs, found.places
+    >>> alignment = align(np.array([1, 5, 2]), np.array([1, 2, 3]))
+    >>> alignment.edits, alignment.differs, alignment.places
     (2, array([False,  True,  True]), array([0, 1, 2]))
   """
   table = [row[0] for row in _rows(words_L[None], wanted_W, beam)]
@@ -204,46 +204,46 @@ def _rate(words: Sequence[str], reference: Sequence[str]) -> float:
     return 1.0
   # Ids in alphabetical order, since the original breaks ties by spelling.
   ids = {w: i for i, w in enumerate(sorted({*words, *reference}))}
-  found = np.array([ids[word] for word in words], np.int32)
-  wanted = np.array([ids[word] for word in reference], np.int32)
-  distance = int(edit_distances(found[None], wanted)[0])
+  words_L = np.array([ids[word] for word in words], np.int32)
+  wanted_W = np.array([ids[word] for word in reference], np.int32)
+  distance = int(edit_distances(words_L[None], wanted_W)[0])
   shifts = 0
   while distance:
-    shifted = np.array(list(_greedy_shifts(found, wanted)), np.int32)
+    shifted = np.array(list(_greedy_shifts(words_L, wanted_W)), np.int32)
     if not len(shifted):
       break
-    distances = edit_distances(shifted, wanted)
+    distances = edit_distances(shifted, wanted_W)
     least = int(distances.min())
     if least >= distance:
       break
     best = shifted[distances == least]
-    found = best[np.lexsort(best.T[::-1])[-1]]
+    words_L = best[np.lexsort(best.T[::-1])[-1]]
     distance, shifts = least, shifts + 1
   return (shifts + distance) / len(reference)
 
 
 def _greedy_shifts(
-    found: np.ndarray, wanted: np.ndarray
+    words_L: np.ndarray, wanted_W: np.ndarray
 ) -> Iterator[np.ndarray]:
-  """Yields `found` with words moved to their position in `wanted`."""
-  for i, j in zip(*np.nonzero(found[:, None] == wanted[None])):
+  """Yields `words_L` with words moved to their position in `wanted_W`."""
+  for i, j in zip(*np.nonzero(words_L[:, None] == wanted_W[None])):
     if i == j:
       continue
-    room = min(len(found) - i, len(wanted) - j)
-    differs = np.nonzero(found[i:i + room] != wanted[j:j + room])[0]
+    room = min(len(words_L) - i, len(wanted_W) - j)
+    differs = np.nonzero(words_L[i:i + room] != wanted_W[j:j + room])[0]
     length = differs[0] if len(differs) else room
-    rest = np.delete(found, np.s_[i:i + length])
-    yield np.insert(rest, min(j, len(rest)), found[i:i + length])
+    rest = np.delete(words_L, np.s_[i:i + length])
+    yield np.insert(rest, min(j, len(rest)), words_L[i:i + length])
 
 
 def _tercom_shifts(
-    found: np.ndarray, wanted: np.ndarray, alignment: Alignment
+    words_L: np.ndarray, wanted_W: np.ndarray, alignment: Alignment
 ) -> Iterator[tuple[int, np.ndarray]]:
   """Yields pairs: length of a shift, and the words after the shift."""
   places = alignment.places
-  runs_LxW = _equal_runs(found, wanted)
-  for start in range(len(found)):
-    ways = places[wanted == found[start]] - start
+  runs_LxW = _equal_runs(words_L, wanted_W)
+  for start in range(len(words_L)):
+    ways = places[wanted_W == words_L[start]] - start
     if not ((ways != 0) & (ways >= -_FARTHEST - 1) & (ways <= _FARTHEST)).any():
       continue
     for length in range(1, min(_LONGEST, runs_LxW[start].max()) + 1):
@@ -258,14 +258,14 @@ def _tercom_shifts(
       for j in may:
         if alignment.missed[j:j + length].any():
           for after in _targets(places, start, j, length):
-            yield length, _move(found, start, length, after)
+            yield length, _move(words_L, start, length, after)
 
 
-def _equal_runs(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def _equal_runs(words_L: np.ndarray, wanted_W: np.ndarray) -> np.ndarray:
   """Returns the number of equal words from each pair of positions on."""
-  runs_LxW = np.zeros((len(found) + 1, len(wanted) + 1), int)
-  for i in reversed(range(len(found))):
-    runs_LxW[i, :-1] = (runs_LxW[i + 1, 1:] + 1) * (found[i] == wanted)
+  runs_LxW = np.zeros((len(words_L) + 1, len(wanted_W) + 1), int)
+  for i in reversed(range(len(words_L))):
+    runs_LxW[i, :-1] = (runs_LxW[i + 1, 1:] + 1) * (words_L[i] == wanted_W)
   return runs_LxW[:-1, :-1]
 
 
@@ -282,21 +282,21 @@ def _targets(
 
 
 def _move(
-    found: np.ndarray, start: int, length: int, after: int
+    words_L: np.ndarray, start: int, length: int, after: int
 ) -> np.ndarray:
   """Moves the `length` words from `start` on behind the word at `after`.
 
   If that word is one of those, the sequence moves right by its index in it.
   """
   end = start + length
-  rest = np.delete(found, np.s_[start:end])
+  rest = np.delete(words_L, np.s_[start:end])
   if after < start:
     to = after + 1
   elif after < end:
     to = min(after, len(rest))
   else:
     to = after + 1 - length
-  return np.insert(rest, to, found[start:end])
+  return np.insert(rest, to, words_L[start:end])
 
 
 def _rows(

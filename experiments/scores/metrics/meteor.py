@@ -76,11 +76,11 @@ meteor-1.5.tar.gz and give the path of its jar.
       for reference in [*group, *[''] * (count - len(group))]
   )
   with tempfile.TemporaryDirectory() as folder:
-    found, wanted = Path(folder, 'hypotheses'), Path(folder, 'references')
-    _write_lines(found, hypotheses)
-    _write_lines(wanted, padded)
+    answers, targets = Path(folder, 'hypotheses'), Path(folder, 'references')
+    _write_lines(answers, hypotheses)
+    _write_lines(targets, padded)
     done = subprocess.run(
-        ['java', '-Xmx2G', '-jar', str(Path(jar)), str(found), str(wanted),
+        ['java', '-Xmx2G', '-jar', str(Path(jar)), str(answers), str(targets),
          '-l', 'en', '-norm', '-r', str(count)],
         capture_output=True, text=True, check=False,
     )

@@ -46,10 +46,10 @@ def main() -> int:
     except library.Unavailable as error:
       print(error)
       continue
-    found = largest_error(dtype)
-    works &= found <= _LARGEST_ERROR
+    largest = largest_error(dtype)
+    works &= largest <= _LARGEST_ERROR
     print(
-        f'  error  {found:.1e} relative to the largest result (at most '
+        f'  error  {largest:.1e} relative to the largest result (at most '
         f'{_LARGEST_ERROR})'
     )
   print('works' if works else 'DOES NOT WORK')

@@ -101,8 +101,8 @@ def strongest(spaces: Iterable[str | None]) -> str | None:
     >>> strongest([None, WEIGHT, GRADIENT])
     'gradient'
   """
-  found = set(spaces)
-  return next((s for s in (TOKEN, GRADIENT, WEIGHT) if s in found), None)
+  present = set(spaces)
+  return next((s for s in (TOKEN, GRADIENT, WEIGHT) if s in present), None)
 
 
 def operands_of(args: Any) -> list[Operand]:

@@ -261,16 +261,16 @@ def report_on(
     >>> report.bound, f'{report.seconds * 1e3:.1f} ms'
     ('core', '7.1 ms')
   """
-  found: dict[Any, Cost] = {}  # Programs repeat the same work many times.
+  costs: dict[Any, Cost] = {}  # Programs repeat the same work many times.
 
   def cost(work: Work) -> Cost:
     # The key contains the type, as named tuples of different types with equal
     # numbers compare equal, and the ids of tracers, which are not hashable.
     traced = (id(x) if isinstance(x, jax.core.Tracer) else x for x in work)
     key = type(work), *traced
-    if key not in found:
-      found[key] = cost_on(work, device, systems)
-    return found[key]
+    if key not in costs:
+      costs[key] = cost_on(work, device, systems)
+    return costs[key]
 
   return _report_on(program, device, systems, cost)
 

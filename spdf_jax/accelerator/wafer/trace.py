@@ -82,11 +82,11 @@ def trace_program(
     while True:
       interpreter = Interpreter(sparsity, trips, inputs)
       program, _ = interpreter.walk(closed.jaxpr, closed.consts, inputs)
-      found = interpreter.activations
+      active = interpreter.activations
       if not interpreter.products:
-        found = set(range(len(inputs)))
+        active = set(range(len(inputs)))
       resolved = [
-          o._replace(space=equations.TOKEN) if i in found and o.space else o
+          o._replace(space=equations.TOKEN) if i in active and o.space else o
           for i, o in enumerate(inputs)
       ]
       if [o.space for o in resolved] == [o.space for o in inputs]:
@@ -251,8 +251,8 @@ class Interpreter:
         )
       return [Weights(given)] * int(np.prod(mask.shape[:-2]))
     stack = mask.known.reshape(-1, *mask.shape[-2:])
-    found = [MaskProfile(m) for m in stack]
-    mean = float(np.mean([m.sparsity for m in found]))
+    profiles = [MaskProfile(m) for m in stack]
+    mean = float(np.mean([m.sparsity for m in profiles]))
     if given is not None and abs(mean - given) > 0.005:
       message = (
           f'the mask of {label} has sparsity {mean:.4f} and sparsity is '
@@ -261,7 +261,7 @@ class Interpreter:
       if message not in self._warned:
         self._warned.add(message)
         warnings.warn(message, stacklevel=2)
-    return [Weights(m.sparsity, m) for m in found]
+    return [Weights(m.sparsity, m) for m in profiles]
 
 
 def _multiply_adds(work: Work) -> float:

@@ -76,9 +76,9 @@ def e2e(directory: str | os.PathLike[str]) -> Task:
       for names in _E2E_TEXTS.values()
   ):
     return e2e_csv(directory)
-  found = files.find_files(directory, _E2E_TEXTS)
+  paths = files.find_files(directory, _E2E_TEXTS)
   return task.task_of_inputs('e2e', {
-      split: _grouped(_read_pairs(path)) for split, path in found.items()
+      split: _grouped(_read_pairs(path)) for split, path in paths.items()
   })
 
 
@@ -109,17 +109,17 @@ def e2e_csv(directory: str | os.PathLike[str]) -> Task:
     >>> e2e_csv(folder).validation
     (Pair(context='name : A', target='A is.'),)
   """
-  found = files.find_files(directory, _E2E_TABLES)
-  if found.get('test', Path()).name == 'testset.csv':
+  paths = files.find_files(directory, _E2E_TABLES)
+  if paths.get('test', Path()).name == 'testset.csv':
     raise ValueError(
-        f'{found["test"]} has no references; use testset_w_refs.csv.'
+        f'{paths["test"]} has no references; use testset_w_refs.csv.'
     )
   return task.task_of_inputs('e2e_csv', {
       split: _grouped(
           (linearize_slots(row['mr']), row['ref'])
           for row in files.read_table(path, ['mr', 'ref'])
       )
-      for split, path in found.items()
+      for split, path in paths.items()
   })
 
 
@@ -139,15 +139,15 @@ def linearize_slots(meaning: str) -> str:
     >>> linearize_slots('name[Cocum], eatType[pub], priceRange[£20-25]')
     'name : Cocum | Type : pub | price : £ 20 - 25'
   """
-  found = re.findall(r'\s*([^,\[\]]+?)\[([^\]]*)\]', meaning)
-  if not found:
+  slots = re.findall(r'\s*([^,\[\]]+?)\[([^\]]*)\]', meaning)
+  if not slots:
     raise ValueError(
         f'meaning representation {meaning!r} has no slot[value]; use the'
         ' tables of the E2E challenge.'
     )
   spaced = lambda value: ' '.join(re.sub('([£-])', r' \1 ', value).split())
   return ' | '.join(
-      f'{_SLOTS.get(slot, slot)} : {spaced(value)}' for slot, value in found
+      f'{_SLOTS.get(slot, slot)} : {spaced(value)}' for slot, value in slots
   )
 
 
@@ -328,9 +328,9 @@ def dart(directory: str | os.PathLike[str]) -> Task:
     >>> dart(folder).validation
     (Pair(context='A : in : B', target='A is in B.'),)
   """
-  found = files.find_files(directory, _DART)
+  paths = files.find_files(directory, _DART)
   return task.task_of_inputs('dart', {
-      split: list(_read_dart(path)) for split, path in found.items()
+      split: list(_read_dart(path)) for split, path in paths.items()
   })
 
 
@@ -361,17 +361,17 @@ def dart_smoke(directory: str | os.PathLike[str]) -> Task:
     (18, 2)
   """
   names = {split: _DART[split] for split in ('validation', 'test')}
-  found = files.find_files(directory, names)
-  if 'validation' not in found:
+  paths = files.find_files(directory, names)
+  if 'validation' not in paths:
     raise ValueError(
         f'input={str(directory)!r} has no {_DART["validation"][0]}, which'
         ' dart_smoke trains on; add it.'
     )
-  held = list(_read_dart(found['validation']))
+  held = list(_read_dart(paths['validation']))
   return task.task_of_inputs('dart_smoke', {
       'train': [entry for i, entry in enumerate(held) if i % 10 != 9],
       'validation': held[9::10],
-      'test': list(_read_dart(found['test'])) if 'test' in found else [],
+      'test': list(_read_dart(paths['test'])) if 'test' in paths else [],
   })
 
 

@@ -51,23 +51,23 @@ def find_files(
         f'input={str(directory)!r} is not a folder; give the folder with the'
         " task's files."
     )
-  found = {}
+  by_split = {}
   for split, names in candidates.items():
     paths = [directory / name for name in names if (directory / name).exists()]
     if paths:
-      found[split] = paths[0]
-  if not found:
+      by_split[split] = paths[0]
+  if not by_split:
     wanted = ', '.join(name for names in candidates.values() for name in names)
     raise ValueError(
         f'input={str(directory)!r} has none of the files {wanted}; give the'
         " folder with the task's files."
     )
-  for split in candidates.keys() - found.keys():
+  for split in candidates.keys() - by_split.keys():
     _logger.warning(
         'The %s split is empty: %s has none of %s.', split, directory,
         ', '.join(candidates[split]),
     )
-  return found
+  return by_split
 
 
 def read_text(path: Path) -> str:

@@ -281,10 +281,10 @@ def partition(
 
   def sparsity_at(count, params):
     def sparsities(label, params):
-      found = algorithms[label].sparsity_at(count, params)
-      if isinstance(found, ModelWide):
-        return jax.tree.map(lambda p: found.sparsity, params)
-      return found
+      target = algorithms[label].sparsity_at(count, params)
+      if isinstance(target, ModelWide):
+        return jax.tree.map(lambda p: target.sparsity, params)
+      return target
 
     return per_leaf(sparsities, params)
 
@@ -377,23 +377,23 @@ def _labels_of(
   leaves = [leaf for _, leaf in paths_and_leaves]
   names = [trees.path_name(path) for path, _ in paths_and_leaves]
   if _are_patterns(labels):
-    found = _by_pattern(labels, names, leaves)
+    chosen = _by_pattern(labels, names, leaves)
   elif callable(labels):
-    found = [
+    chosen = [
         None if leaf is None else labels(name, leaf)
         for name, leaf in zip(names, leaves)
     ]
   else:
-    found = _from_tree(labels, params)
-  found = [None if p is None else label for p, label in zip(leaves, found)]
-  for name, leaf, label in zip(names, leaves, found):
+    chosen = _from_tree(labels, params)
+  chosen = [None if p is None else label for p, label in zip(leaves, chosen)]
+  for name, leaf, label in zip(names, leaves, chosen):
     if leaf is not None and label not in algorithms:
       known = ', '.join(map(repr, algorithms))
       raise ValueError(
           f'labels gives {name!r} the label {label!r}, for which algorithms '
           f'has no entry; add one, or give the leaf one of the labels {known}.'
       )
-  unused = [label for label in algorithms if label not in found]
+  unused = [label for label in algorithms if label not in chosen]
   # `optax.tree.map_params` passes a tree without leaves as a placeholder.
   if unused and any(leaf is not None for leaf in leaves):
     raise ValueError(
@@ -401,7 +401,7 @@ def _labels_of(
         'to none of the sparsified leaves; remove the entry, or give the label '
         f'to some of: {_listed(names, leaves)}.'
     )
-  return found
+  return chosen
 
 
 def _are_patterns(labels: Labels) -> TypeGuard[Patterns]:
@@ -418,13 +418,13 @@ def _by_pattern(
 ) -> list[str | None]:
   """Returns the label of the first pattern that matches each name."""
   matched, used = set(), set()
-  found = []
+  labels = []
   for name, leaf in zip(names, leaves):
     matching = [
         i for i, (pattern, _) in enumerate(patterns)
         if leaf is not None and fnmatch.fnmatchcase(name, pattern)
     ]
-    found.append(patterns[matching[0]][1] if matching else None)
+    labels.append(patterns[matching[0]][1] if matching else None)
     matched.update(matching)
     used.update(matching[:1])
     if not matching and leaf is not None:
@@ -445,7 +445,7 @@ def _by_pattern(
             'remove it, or let it match some of: '
             f'{_listed(names, leaves)}.'
         )
-  return found
+  return labels
 
 
 def _from_tree(labels: PyTree, params: PyTree) -> list[Any]:

@@ -37,8 +37,6 @@ _TIME = re.compile(
     r'\s*(?:([0-9]+)\s*(?:steps?)?|([0-9]+(?:\.[0-9]+)?)\s*%)\s*'
 )
 
-_FUNCTION = re.compile(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*')
-
 _ASSUMED_STEPS = 10**6  # Of a phase whose length is not known yet.
 TIMES = (
     'update_every', 'update_from', 'update_until', 'steps', 'start', 'period',
@@ -203,7 +201,7 @@ def user_functions(spec: Any) -> list[str]:
     ['my:f']
   """
   if isinstance(spec, str):
-    return [spec] if _FUNCTION.fullmatch(spec) else []
+    return [spec] if names.is_function(spec) else []
   if isinstance(spec, Mapping):
     spec = list(spec.values())
   if not isinstance(spec, (list, tuple)):
@@ -232,13 +230,13 @@ def initial_masks_of(spec: Mapping[str, Any]) -> list[str]:
     >>> initial_masks_of({'name': 'static', 'sparsity': 0.8, 'init': 'nonzero'})
     ['nonzero']
   """
-  found = []
+  init_names = []
   for member in member_specs(spec):
     parameter = _init_parameter(member)
     if parameter is not None:
       init = member.get('init') or parameter.default
-      found.append(init if isinstance(init, str) else init.__name__)
-  return list(dict.fromkeys(found))
+      init_names.append(init if isinstance(init, str) else init.__name__)
+  return list(dict.fromkeys(init_names))
 
 
 def with_default_init(spec: Mapping[str, Any], init: str) -> dict[str, Any]:
@@ -280,7 +278,7 @@ def _check_name(spec: Any) -> None:
 
 def _function_of(spec: Any) -> Callable[..., Algorithm]:
   _check_name(spec)
-  if ':' in spec['name']:
+  if names.is_function(spec['name']):
     return names.import_function('algorithm', spec['name'])
   return names.lookup('algorithm', spec['name'], ALGORITHMS)
 
@@ -293,7 +291,7 @@ def _in_steps(name: str, value: Any, steps: int) -> Any:
     return [_in_steps(name, v, steps) for v in value]
   if not isinstance(value, str) or name not in TIMES:
     return value
-  if name == 'update_every' and _FUNCTION.fullmatch(value):
+  if name == 'update_every' and names.is_function(value):
     return value
   match = _TIME.fullmatch(value)
   if match is None:

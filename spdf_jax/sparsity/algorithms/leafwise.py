@@ -250,13 +250,13 @@ def growth_of(value: Growth | str) -> Growth:
     >>> growth_of('random')(None) is None
     True
   """
-  found = names.by_entry('grow', value, GROWTHS, missing=1)
-  if not callable(found):
+  growth = names.by_entry('grow', value, GROWTHS, missing=1)
+  if not callable(growth):
     raise ValueError(
-        f"grow is {found!r:.80}; give 'gradient', 'random', or a function "
+        f"grow is {growth!r:.80}; give 'gradient', 'random', or a function "
         '(units) -> scores.'
     )
-  return found
+  return growth
 
 
 def surviving(units: Units) -> jax.Array:

@@ -154,8 +154,10 @@ def sortable_bits(x: jax.Array) -> jax.Array:
     signed = x.astype(jnp.int64 if wide else jnp.int32)
     return jax.lax.bitcast_convert_type(signed, uint) ^ sign
   x = x.astype(jnp.float64 if wide else jnp.float32)
-  # Maps -0.0 to 0.0.
-  bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), uint)
+  bits = jax.lax.bitcast_convert_type(x, uint)
+  # Maps -0.0 to 0.0. CPUs that flush denormals compare them as equal to zero,
+  # so the comparison is of bits.
+  bits = jnp.where(bits == sign, jnp.zeros_like(bits), bits)
   ordered = jnp.where(bits & sign != 0, ~bits, bits | sign)
   return jnp.where(jnp.isnan(x), jnp.zeros_like(bits), ordered)
 

@@ -43,8 +43,8 @@ def over_layers(
 def _on_the_only(f: Callable[..., Any]) -> Callable[..., Any]:
   """Returns `jax.vmap(f)` for arguments of one entry."""
   def on_the_only(*args):
-    found = f(*jax.tree.map(lambda x: x.reshape(x.shape[1:]), args))
-    return jax.tree.map(lambda x: x[None], found)
+    result = f(*jax.tree.map(lambda x: x.reshape(x.shape[1:]), args))
+    return jax.tree.map(lambda x: x[None], result)
   return on_the_only
 
 

@@ -294,7 +294,7 @@ def _best_units(
     bits = jnp.where(among, bits, jnp.zeros_like(bits))
   # Reductions instead of an argmax, for which sharded scores would be gathered.
   best = bits == jnp.max(bits, axis=(-2, -1), keepdims=True)
-  found = []
+  indices = []
   for axis in (-2, -1):
     index = jax.lax.broadcasted_iota(
         jnp.int32, scores.shape, scores.ndim + axis
@@ -304,5 +304,5 @@ def _best_units(
         jnp.where(best, index, last), axis=(-2, -1), keepdims=True
     )
     best &= index == first
-    found.append(first.reshape(-1))
-  return found[0], found[1]
+    indices.append(first.reshape(-1))
+  return indices[0], indices[1]

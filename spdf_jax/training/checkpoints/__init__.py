@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints and working directories: written, found, restored."""
+"""Writes, finds and restores checkpoints, and keeps working directories."""

@@ -2,6 +2,7 @@
 """Densified checkpoints, from which a run of dense phases resumes."""
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -11,13 +12,13 @@ import optax
 
 from spdf_jax import sparsity
 from spdf_jax.names import lookup
+from spdf_jax.names import received
 from spdf_jax.sparsity.reset_state import ResetState
 from spdf_jax.training.checkpoints import manager as checkpoints
 from spdf_jax.training.checkpoints.identity import read_config
 from spdf_jax.training.checkpoints.workdir import find_checkpoint
 from spdf_jax.training.checkpoints.workdir import read_meta
 from spdf_jax.training.checkpoints.workdir import refuse_saved
-from spdf_jax.training.configs.config import RunConfig
 from spdf_jax.training.run import Run
 from spdf_jax.training.step.state import TrainState
 
@@ -69,32 +70,16 @@ def densify_checkpoint(
   config = read_config(
       read_meta(checkpoint)['config'], f'checkpoint {checkpoint}'
   )
-  if not trust_code:
-    _refuse_code(config, checkpoint)
   past = {
       name: end for name, end in ends.items() if end <= int(checkpoint.name)
   }
-  return _densify(
-      Run.create(config.as_dict()), checkpoint, past, workdir, moments
+  reading = contextlib.nullcontext() if trust_code else received(
+      f'the config of checkpoint {checkpoint}',
+      'set trust_code (the flag --trust_code)',
   )
-
-
-def _refuse_code(config: RunConfig, checkpoint: pathlib.Path) -> None:
-  """Raises ValueError if a received config names functions to import."""
-  named = [
-      ('model', config.model.preset),
-      ('optimizer', getattr(config.optimizer, 'name', '')),
-      *(
-          (f'function of phase {phase.name!r}', name)
-          for phase in config.phases for name in phase.user_functions
-      ),
-  ]
-  code = [f'the {what} {name!r}' for what, name in named if ':' in name]
-  if code:
-    raise ValueError(
-        f'the config of checkpoint {checkpoint} names code to run, '
-        f'{" and ".join(code)}; read the code, and set trust_code (the flag '
-        '--trust_code) to run it.'
+  with reading:
+    return _densify(
+        Run.create(config.as_dict()), checkpoint, past, workdir, moments
     )
 
 

@@ -53,16 +53,16 @@ def read_checkpoint(
   """
   meta = workdirs.read_meta(checkpoint)
   data = _read_data(checkpoint)
-  found, sources = data['fingerprints'], dict(fingerprints)
+  recorded, sources = data['fingerprints'], dict(fingerprints)
   if meta.get('densified'):
     _check_next_phase_is_dense(checkpoint, len(meta['densified']), config)
   stored, past = identity.refuse_other_past(checkpoint, meta, config)
   if past:
     read = {phase.data for phase in stored.phases if phase.name in past}
-    found, sources = (
-        {k: v for k, v in x.items() if k in read} for x in (found, sources)
+    recorded, sources = (
+        {k: v for k, v in x.items() if k in read} for x in (recorded, sources)
     )
-  identity.refuse_difference(checkpoint, 'data', found, sources)
+  identity.refuse_difference(checkpoint, 'data', recorded, sources)
   identity.refuse_difference(
       checkpoint, 'model', meta['arrays'], identity.describe_arrays(abstract)
   )
@@ -76,8 +76,8 @@ def read_checkpoint(
       checkpoint, params=abstract.params, opt_state=abstract.opt_state
   )
   numbers = jax.tree.map(
-      lambda found, like: jax.device_put(
-          np.asarray(found, like.dtype), like.sharding
+      lambda value, like: jax.device_put(
+          np.asarray(value, like.dtype), like.sharding
       ),
       [data['step'], *data.get('loss_scale', ())],
       [abstract.step, *jax.tree.leaves(abstract.loss_scale)],
@@ -105,8 +105,8 @@ def _check_digests(
     checkpoint: pathlib.Path, meta: Mapping[str, Any], tree: PyTree
 ) -> None:
   """Raises ValueError if an array is not what was saved."""
-  for name, found in identity.digest_arrays(tree).items():
-    if found != meta['digests'][name]:
+  for name, digest in identity.digest_arrays(tree).items():
+    if digest != meta['digests'][name]:
       raise ValueError(
           f'checkpoint {checkpoint} is damaged: array {name} is not what was '
           'saved; use another checkpoint.'
@@ -139,9 +139,9 @@ def verify_checkpoint(checkpoint: pathlib.Path) -> int:
   ):
     # The arrays are placed as they were saved; none of them is used.
     warnings.filterwarnings('ignore', 'Sharding info not provided')
-    found = {item: checkpointer.restore(checkpoint / item) for item in items}
-  _check_digests(checkpoint, meta, found)
-  missing = saved - trees.by_name(found).keys()
+    arrays = {item: checkpointer.restore(checkpoint / item) for item in items}
+  _check_digests(checkpoint, meta, arrays)
+  missing = saved - trees.by_name(arrays).keys()
   if missing:
     raise ValueError(
         f'checkpoint {checkpoint} is damaged: array {min(missing)} is missing; '
@@ -221,9 +221,9 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
     OSError: the checkpoint is missing.
   """
   meta = workdirs.read_meta(checkpoint)
-  found = {k: v for k, v in meta['arrays'].items() if k.startswith('params/')}
+  arrays = {k: v for k, v in meta['arrays'].items() if k.startswith('params/')}
   expected = identity.describe_arrays({'params': abstract})
-  identity.refuse_difference(checkpoint, 'model', found, expected)
+  identity.refuse_difference(checkpoint, 'model', arrays, expected)
   params = _restore(checkpoint, params=abstract).params
   best = describe_best(meta, int(checkpoint.name))
   if best:
@@ -238,13 +238,13 @@ def _average(
     params: PyTree,
 ) -> PyTree:
   """Returns the averages of a schedule-free optimizer, which are the model."""
-  found = _read_arrays(
+  arrays = _read_arrays(
       checkpoint, meta,
       lambda parts: parts[:-1] == path and parts[-1] == 'b1'
       or parts[:len(path) + 1] == (*path, 'z'),
   )
-  b1 = found.pop((*path, 'b1'))
-  iterates = {'/'.join(parts[len(path) + 1:]): z for parts, z in found.items()}
+  b1 = arrays.pop((*path, 'b1'))
+  iterates = {'/'.join(parts[len(path) + 1:]): z for parts, z in arrays.items()}
   return jax.tree_util.tree_map_with_path(
       lambda p, y: ((y - (1 - b1) * iterates[trees.path_name(p)]) / b1).astype(
           y.dtype

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax import names
 from spdf_jax.data.corpora import CACHE_DIR
 from spdf_jax.data.corpora import is_cached
 from spdf_jax.sparsity.trees import path_name
@@ -56,7 +57,8 @@ def read_config(stored: Mapping[str, Any], place: Any) -> RunConfig:
       lacks some.
   """
   try:
-    config = parse(stored)
+    with names.received(str(place), 'name it in your own config'):
+      config = parse(stored)
   except ValueError as error:
     raise MismatchError(
         f'{place} is of another config, which this version cannot read: '
@@ -149,17 +151,19 @@ def refuse_other_past(
   identity_of = functools.partial(
       past_identity, phases=len(past)
   ) if past else run_identity
-  found, expected = identity_of(stored), identity_of(config)
-  if found == expected:
+  with names.received(f'checkpoint {checkpoint}', 'name it in your own config'):
+    saved = identity_of(stored)
+  expected = identity_of(config)
+  if saved == expected:
     return stored, past
-  names = [phase.name for phase in stored.phases]
+  phases = [phase.name for phase in stored.phases]
   changed = {
-      key.split('.')[1] for key in found.keys() | expected.keys()
-      if found.get(key) != expected.get(key) and key.startswith('phases.')
+      key.split('.')[1] for key in saved.keys() | expected.keys()
+      if saved.get(key) != expected.get(key) and key.startswith('phases.')
   } - {'order'}
   first = min(
-      (names.index(name) for name in changed if name in names),
-      default=len(names),
+      (phases.index(name) for name in changed if name in phases),
+      default=len(phases),
   )
   fix = ''
   if changed and first >= len(past) > 0:
@@ -170,7 +174,7 @@ def refuse_other_past(
     )
   elif changed and not past:
     fix = 'other phases follow from the end of one, WORKDIR@PHASE'
-  refuse_difference(checkpoint, 'config', found, expected, fix)
+  refuse_difference(checkpoint, 'config', saved, expected, fix)
   return stored, past
 
 
@@ -191,7 +195,7 @@ def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 
 
 def differences(
-    found: Mapping[str, Any], expected: Mapping[str, Any]
+    saved: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> list[str]:
   """Lists the differences of two flat mappings, as `name was … and is …`.
 
@@ -199,19 +203,19 @@ def differences(
   their fields.
   """
   return [
-      f'{key} was {found.get(key, "absent")!r} and is '
+      f'{key} was {saved.get(key, "absent")!r} and is '
       f'{expected.get(key, "absent")!r}'
       for key in sorted(
-          found.keys() | expected.keys(), key=lambda key: (key.count('.'), key)
+          saved.keys() | expected.keys(), key=lambda key: (key.count('.'), key)
       )
-      if found.get(key) != expected.get(key)
+      if saved.get(key) != expected.get(key)
   ]
 
 
 def refuse_difference(
     checkpoint: pathlib.Path,
     what: str,
-    found: Mapping[str, Any],
+    saved: Mapping[str, Any],
     expected: Mapping[str, Any],
     fix: str = '',
 ) -> None:
@@ -220,14 +224,14 @@ def refuse_difference(
   Args:
     checkpoint: Directory of the checkpoint, for the error message.
     what: Name of the compared values, for the error message.
-    found: Values stored in the checkpoint.
+    saved: Values stored in the checkpoint.
     expected: Expected values.
     fix: Further advice for the error message.
 
   Raises:
     MismatchError: the values differ; the message names the first three.
   """
-  different = differences(found, expected)
+  different = differences(saved, expected)
   if different:
     more = f' (and {len(different) - 3} more)' if len(different) > 3 else ''
     raise MismatchError(

@@ -122,7 +122,7 @@ class Checkpoints:
     """Restores the latest checkpoint that can be read.
 
     A damaged checkpoint is moved aside, with a warning, and the one before it
-    is tried. Only one whose files are found to be damaged when they are read
+    is tried. This holds only if its files are still damaged when they are read
     again: an error that may pass, such as that of a device without memory or of
     a file system, is raised and nothing is moved.
 

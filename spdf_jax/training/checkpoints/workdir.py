@@ -79,21 +79,23 @@ def check_workdir(
 
   Raises:
     OSError: the directory is a file or in one.
-    ValueError: the directory is a URL, was made with another config or is in
-      use by another process, or `resume` or `init_from` names no checkpoint.
+    ValueError: the directory is a URL, has links to folders, was made with
+      another config or is in use by another process, or `resume` or `init_from`
+      names no checkpoint.
     MismatchError: the checkpoint of `resume` is of another config, or that of
       `init_from` of another model.
   """
   files.refuse_url(workdir, 'workdir')
   workdir = pathlib.Path(workdir)
-  found = next(p for p in (workdir, *workdir.absolute().parents) if p.exists())
-  if not found.is_dir():
+  path = next(p for p in (workdir, *workdir.absolute().parents) if p.exists())
+  if not path.is_dir():
     raise NotADirectoryError(
-        f'workdir {str(workdir)!r} cannot be written, since {str(found)!r} is '
+        f'workdir {str(workdir)!r} cannot be written, since {str(path)!r} is '
         'a file; give a writable directory.'
     )
-  if (workdir / '.lock').exists() and is_main_process():
-    files.lock_folder(workdir, 'workdir')()
+  refuse_linked_folders(workdir)
+  if is_main_process():
+    files.refuse_locked(workdir, 'workdir')
   if (workdir / CONFIG).exists():
     different = identity.differences(
         identity.run_identity(read_workdir_config(workdir)),
@@ -119,6 +121,21 @@ def check_workdir(
     _check_start(config, params)
 
 
+def refuse_linked_folders(workdir: pathlib.Path) -> None:
+  """Raises ValueError if a folder of a working directory is a link.
+
+  A run deletes old checkpoints, and a link in a received workdir could name any
+  folder of the user.
+  """
+  for path in (*workdir.glob('*'), *workdir.glob('checkpoints/*')):
+    if path.is_symlink() and path.is_dir():
+      raise ValueError(
+          f'{path} is a link to the folder {path.resolve()}, in which a run '
+          'would write and delete files; replace it by the folder, or give '
+          'another workdir.'
+      )
+
+
 def _check_start(config: RunConfig, params: PyTree) -> None:
   """Checks the checkpoint that a new run starts from, if any."""
   field = 'resume' if config.resume else 'init_from'
@@ -136,15 +153,15 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
     expected = identity.describe_arrays({'params': params})
     if of_params != expected:
       # Imported weights have a config of their model alone.
-      found = identity.flatten({'model': meta['config']['model']})
+      model = identity.flatten({'model': meta['config']['model']})
       fields = {
           name: value for name, value in identity.run_identity(config).items()
           if name.startswith('model.') and name not in _NOT_OF_ARRAYS
       }
       identity.refuse_difference(
           checkpoint, 'model',
-          {name: found[name] for name in fields if name in found},
-          {name: fields[name] for name in fields if name in found},
+          {name: model[name] for name in fields if name in model},
+          {name: fields[name] for name in fields if name in model},
       )
     identity.refuse_difference(checkpoint, 'model', of_params, expected)
   # That a densified one is followed by a dense phase is checked with its state.

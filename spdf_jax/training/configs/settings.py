@@ -234,10 +234,10 @@ class Parameterization:
         attention_by_size=True,
     )
     for name, value in fields.items():
-      found = getattr(model.sizes, name)
-      if found not in (value, getattr(models.DecoderConfig, name)):
+      current = getattr(model.sizes, name)
+      if current not in (value, getattr(models.DecoderConfig, name)):
         raise ValueError(
-            f'model.{name} is {found}, but parameterization {self.name!r} '
+            f'model.{name} is {current}, but parameterization {self.name!r} '
             'sets it; remove it, and use the fields of parameterization.'
         )
     sizes = dataclasses.replace(model.sizes, **fields)

@@ -224,37 +224,37 @@ def _given(
     flags: Mapping[str, str | int | None], environment: Mapping[str, str]
 ) -> dict[str, Any]:
   """Returns JAX's arguments from flags or environment: all three, or none."""
-  found: dict[str, Any] = {
+  args: dict[str, Any] = {
       name: environment.get(_VARIABLES[name]) if value is None else value
       for name, value in flags.items()
   }
-  missing = [name for name, value in found.items() if value in (None, '')]
-  if len(missing) == len(found):
+  missing = [name for name, value in args.items() if value in (None, '')]
+  if len(missing) == len(args):
     return {}
   if missing:
     raise ValueError(
-        f'got {" and ".join(n for n in found if n not in missing)}, but not '
+        f'got {" and ".join(n for n in args if n not in missing)}, but not '
         f'{" and ".join(missing)}; give all three, or none, as flags or as '
         f'{", ".join(_VARIABLES.values())}.'
     )
   try:
-    number, this = int(found['num_processes']), int(found['process_id'])
+    number, this = int(args['num_processes']), int(args['process_id'])
   except ValueError as error:
     raise ValueError(
-        f'num_processes is {found["num_processes"]!r} and process_id '
-        f'{found["process_id"]!r}; give whole numbers.'
+        f'num_processes is {args["num_processes"]!r} and process_id '
+        f'{args["process_id"]!r}; give whole numbers.'
     ) from error
   if not 0 <= this < number:
     raise ValueError(
         f'process_id is {this} of {number} processes; it must be from 0 to '
         f'{number - 1}.'
     )
-  if ':' not in str(found['coordinator']):
+  if ':' not in str(args['coordinator']):
     raise ValueError(
-        f'coordinator is {found["coordinator"]!r}; give host:port of process 0.'
+        f'coordinator is {args["coordinator"]!r}; give host:port of process 0.'
     )
   return dict(
-      coordinator_address=str(found['coordinator']),
+      coordinator_address=str(args['coordinator']),
       num_processes=number,
       process_id=this,
   )

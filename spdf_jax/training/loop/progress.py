@@ -203,17 +203,17 @@ class TrainLog:
     self._skipped += 1
     self._skipped_in_a_row += 1
     phase = self._run.plan.phase_at(step - 1).name
-    found = (
+    problem = (
         f'{bad[0]} of step {step}, in phase {phase!r}, is '
         f'{float(metrics[bad[0]])}'
     )
     if self._skipped_in_a_row > self._max_skipped:
       raise NotFinite(
-          f'{found}; training stops, and the latest checkpoint is one of an '
+          f'{problem}; training stops, and the latest checkpoint is one of an '
           'earlier step. Raise max_skipped_steps to continue from it, or train '
           'in another workdir with a lower learning rate or clip_norm.'
       )
-    logger.warning('%s; the step is skipped, %d so far', found, self._skipped)
+    logger.warning('%s; the step is skipped, %d so far', problem, self._skipped)
     return True
 
   def _write(self) -> None:

@@ -38,7 +38,7 @@ _FROM_MODEL = (*_MASKS, 'muon_weight_dimension_numbers')
 
 def _constructors() -> dict[str, Constructor]:
   """Collects the functions of optax that make an optimizer of a rate."""
-  found = {}
+  constructors = {}
   for module in (optax, optax.contrib):
     for name, function in vars(module).items():
       # `optax.nadamw` is a partial function; classes are no optimizers.
@@ -46,8 +46,8 @@ def _constructors() -> dict[str, Constructor]:
       if is_function and not name.startswith(('_', 'scale_')):
         first = next(iter(inspect.signature(function).parameters), '')
         if first == 'learning_rate':
-          found[name] = function
-  return found
+          constructors[name] = function
+  return constructors
 
 
 OPTIMIZERS = _constructors()

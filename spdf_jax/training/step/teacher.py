@@ -3,6 +3,8 @@
 
 from collections.abc import Callable
 import functools
+import hashlib
+import json
 from typing import Any
 
 import jax
@@ -39,6 +41,18 @@ def check_teacher(source: str, vocab_size: int, length: int) -> None:
 def teacher_config(source: str) -> models.DecoderConfig:
   """Reads the config of a teacher's model."""
   return workdir.read_source(source, _model_of).config
+
+
+def teacher_fingerprint(source: str) -> str:
+  """Returns a digest of a teacher's parameters, from its metadata.
+
+  Args:
+    source: `'WORKDIR'` or `'WORKDIR@PHASE'`.
+  """
+  digests = workdir.read_source(source, workdir.read_meta)['digests']
+  params = {k: v for k, v in digests.items() if k.startswith('params/')}
+  text = json.dumps(params, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def loss_opener(
