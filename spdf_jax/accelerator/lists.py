@@ -282,8 +282,8 @@ def list_params(
     if m is None:
       return w
     name = trees.path_name(path)
-    if axes.get(name) is None:
-      return list_matrix(w, m, dtype=dtype)
+    if axes.get(name) is None or m.shape != w.shape:
+      return list_matrix(w, m, dtype=dtype)  # It refuses unequal shapes.
     return _list_parameter(name, w, m, axes[name], dtype)
 
   return jax.tree_util.tree_map_with_path(
@@ -293,24 +293,25 @@ def list_params(
 
 def _list_parameter(name, w, mask, axes, dtype):
   """Converts a parameter whose inputs and outputs are those of `axes`."""
-  parts = axes.reduction, axes.output
-  stack = tuple(i for i in range(w.ndim) if i not in parts[0] + parts[1])
-  if stack + sum(sorted(parts), ()) != tuple(range(w.ndim)):
+  inputs, outputs = axes.reduction, axes.output
+  stack = tuple(i for i in range(w.ndim) if i not in inputs + outputs)
+  outputs_first = outputs < inputs
+  ordered = outputs + inputs if outputs_first else inputs + outputs
+  if stack + ordered != tuple(range(w.ndim)):
     raise ValueError(
         f'where gives {name!r} of shape {list(w.shape)} the axes '
-        f'{list(parts[0])} of inputs and {list(parts[1])} of outputs, which '
-        'lists cannot represent; give it the mask None, or an order of axes in '
-        'which those of a stack are first and the inputs are adjacent.'
+        f'{list(inputs)} of inputs and {list(outputs)} of outputs, which lists '
+        'cannot represent; give it the mask None, or an order of axes in which '
+        'those of a stack are first and the inputs are adjacent.'
     )
-  layout = Layout(
-      *(tuple(w.shape[i] for i in part) for part in parts), parts[1] < parts[0]
-  )
+  sizes_of = lambda part: tuple(w.shape[i] for i in part)
+  layout = Layout(sizes_of(inputs), sizes_of(outputs), outputs_first)
   sizes = [math.prod(layout.inputs), math.prod(layout.outputs)]
 
   def matrix(a):
-    rows, columns = sizes[::-1] if layout.outputs_first else sizes
+    rows, columns = sizes[::-1] if outputs_first else sizes
     a = np.asarray(a).reshape(*a.shape[:len(stack)], rows, columns)
-    return a.swapaxes(-1, -2) if layout.outputs_first else a
+    return a.swapaxes(-1, -2) if outputs_first else a
 
   listed = list_matrix(matrix(w), matrix(mask), dtype=dtype)
   return dataclasses.replace(listed, layout=layout)
