@@ -12,14 +12,17 @@ compact exports. Masks in NumPy arrays are packed and unpacked by NumPy, on the
 host.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 Array = jax.Array | np.ndarray
+PyTree = Any
 
 
 @jax.tree_util.register_dataclass
@@ -84,6 +87,79 @@ def unpack_mask(packed: PackedMask) -> Array:
   ).astype(bool)
 
 
+def is_packed(mask: PyTree) -> bool:
+  """Returns whether a mask has packed leaves.
+
+  Example:
+    >>> is_packed({'w': pack_mask(jnp.eye(2, dtype=bool)), 'b': None})
+    True
+  """
+  leaves = jax.tree.leaves(mask, is_leaf=_is_packed)
+  return any(map(_is_packed, leaves))
+
+
+def map_packed(f: Callable[[PackedMask], Any], mask: PyTree) -> PyTree:
+  """Replaces the packed leaves of a mask; other leaves are unchanged.
+
+  Args:
+    f: Function of a packed mask.
+    mask: A mask with leaves of booleans, packed leaves and `None`.
+
+  Returns:
+    The mask, with the results of `f` in place of packed leaves.
+
+  Example:
+    >>> mask = {'w': pack_mask(jnp.eye(2, dtype=bool)), 'b': None}
+    >>> map_packed(unpack_mask, mask)['w'].tolist()
+    [[True, False], [False, True]]
+  """
+  return jax.tree.map(
+      lambda m: f(m) if _is_packed(m) else m, mask, is_leaf=_is_packed
+  )
+
+
+_is_packed = lambda x: isinstance(x, PackedMask)
+
+
+def kept_entries(mask: Array | PackedMask) -> Array | bool:
+  """Returns which entries of an array are kept weights.
+
+  Args:
+    mask: The mask of the array; packed if the array is a vector of values, of
+      which all are kept.
+
+  Returns:
+    bool, to be broadcast to the array.
+
+  Example:
+    >>> kept_entries(pack_mask(jnp.eye(2, dtype=bool)))
+    True
+  """
+  return True if isinstance(mask, PackedMask) else mask
+
+
+def count_kept(mask: Array | PackedMask, axes: tuple[int, ...]) -> jax.Array:
+  """Counts the kept weights of layers.
+
+  Args:
+    mask: bool, or packed, with a count for each matrix of a stack.
+    axes: Axes of a layer in a mask that is not packed.
+
+  Returns:
+    uint32, to be broadcast to the array of the mask, or to the values.
+
+  Example:
+    >>> mask = jnp.eye(3, dtype=bool)
+    >>> count_kept(mask, (0, 1)).tolist(), count_kept(pack_mask(mask), ())
+    ([[3]], Array([3], dtype=uint32))
+  """
+  if not isinstance(mask, PackedMask):
+    return jnp.sum(mask, axes, jnp.uint32, keepdims=True)
+  return jnp.sum(
+      jax.lax.population_count(mask.bits), (-2, -1), jnp.uint32
+  )[..., None]
+
+
 def gather_kept(w: jax.Array, packed: PackedMask, size: int) -> jax.Array:
   """Gathers the kept values of matrices.
 
@@ -119,6 +195,21 @@ def scatter_kept(values: jax.Array, packed: PackedMask) -> jax.Array:
     [[1, 0], [3, 4]]
   """
   return _over_stack(_scatter, values, packed)
+
+
+def unpack_values(
+    values: jax.Array, mask: Array | PackedMask | None
+) -> jax.Array:
+  """Scatters values, or returns an array unchanged if its mask is not packed.
+
+  Example:
+    >>> mask = pack_mask(jnp.eye(2, dtype=bool))
+    >>> unpack_values(jnp.array([3, 5]), mask).tolist()
+    [[3, 0], [0, 5]]
+  """
+  if not isinstance(mask, PackedMask):
+    return values
+  return scatter_kept(values, mask)
 
 
 def _over_stack(f, x, packed):

@@ -104,8 +104,8 @@ def test_rooms_import_only_their_libraries():
 
 
 def test_every_room_has_a_layer():
-  found = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
-  assert found == set(LAYERS)
+  rooms = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
+  assert rooms == set(LAYERS)
 
 
 def test_orbax_appears_in_checkpoints_only():
@@ -115,6 +115,25 @@ def test_orbax_appears_in_checkpoints_only():
   }
   assert users == {
       'training/checkpoints/files.py', 'training/checkpoints/manager.py',
+  }
+
+
+def test_storage_of_weights_is_known_in_few_places():
+  calls, users = [], set()
+  for path in sorted(PACKAGE.rglob('*.py')):
+    name = path.relative_to(PACKAGE).as_posix()
+    for node in ast.walk(ast.parse(path.read_text())):
+      call = node.func if isinstance(node, ast.Call) else ast.Name('')
+      if ast.unparse(call).endswith('is_packed') and name != 'packing.py':
+        calls.append(name)
+      if getattr(node, 'attr', getattr(node, 'id', '')) == 'PackedMask':
+        users.add(name)
+  assert calls == [
+      'sparsity/sparsify.py', 'sparsity/state.py', 'training/step/storage.py',
+  ]
+  assert users == {
+      'packing.py', 'accelerator/operands.py', 'accelerator/primitives.py',
+      'accelerator/reference.py', 'interop/tensors.py', 'models/layers.py',
   }
 
 
@@ -359,9 +378,9 @@ def bare_signatures(source):
 
 def test_public_functions_are_fully_annotated():
   assert {
-      str(path.relative_to(PACKAGE)): found
+      str(path.relative_to(PACKAGE)): bare
       for path in sorted(PACKAGE.rglob('*.py'))
-      if (found := bare_signatures(path.read_text()))
+      if (bare := bare_signatures(path.read_text()))
   } == {}
 
 

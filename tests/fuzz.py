@@ -228,8 +228,8 @@ def fuzz_runs(folder: pathlib.Path) -> Target:
       lines[rng.integers(len(lines))] = rng.choice([line, '[' * 10**5, ''])
       path.write_text('\n'.join(lines))
     with mock.patch.object(metrics.logger, 'warning') as warned:
-      found = read_run(folder / 'run')
-    if found == sound:
+      record = read_run(folder / 'run')
+    if record == sound:
       return 'same'
     return 'accepted' if warned.called else 'silent'
 
@@ -274,10 +274,10 @@ def fuzz_kernels(folder: pathlib.Path) -> Target:
     w = rng.standard_normal((inputs, outputs)).astype(np.float32)
     mask = rng.random((inputs, outputs)) < rng.choice([0, 0.05, 0.25, 0.5, 1])
     # Weights off the mask are ignored.
-    found = np.asarray(product(x, np.where(mask, w, np.nan), mask))
+    y = np.asarray(product(x, np.where(mask, w, np.nan), mask))
     exact = x.astype(np.float64) @ (w * mask)
     bound = np.abs(x).astype(np.float64) @ np.abs(w * mask)
-    close = np.abs(found - exact) <= 1e-5 * bound
+    close = np.abs(y - exact) <= 1e-5 * bound
     return 'same' if close.all() else 'silent'
 
   return attack
@@ -322,9 +322,9 @@ def main(argv: list[str]) -> int:
         number += 1
   kinds = ('same', 'refused', 'accepted', 'raw', 'silent')
   print(f'{"target":12}{"cases":>8}' + ''.join(f'{k:>10}' for k in kinds))
-  for name, found in counts.items():
-    cases = ''.join(f'{found[kind]:>10}' for kind in kinds)
-    print(f'{name:12}{found.total():>8}{cases}')
+  for name, outcomes in counts.items():
+    cases = ''.join(f'{outcomes[kind]:>10}' for kind in kinds)
+    print(f'{name:12}{outcomes.total():>8}{cases}')
   return int(any(c['raw'] or c['silent'] for c in counts.values()))
 
 

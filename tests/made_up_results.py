@@ -80,10 +80,10 @@ def outcome_of(job, gaps=GAPS, best=None, ngrams=None, scale=FAIR):
 
 def finish(entries: list[pool.Entry], run=outcome_of, done=()) -> dict:
   """Runs a pool to its end, with all runs that are ready at a time."""
-  found = dict(done)
-  while ready := pool.next_jobs(entries, found):
-    found |= {job.name: run(job) for job in ready}
-  return found
+  results = dict(done)
+  while ready := pool.next_jobs(entries, results):
+    results |= {job.name: run(job) for job in ready}
+  return results
 
 
 class Runner(NamedTuple):

@@ -62,8 +62,8 @@ def test_matrices_are_restored_bit_for_bit(case, spare, jitted):
     return values, packing.scatter_kept(values, packed)
 
   run = jax.jit(there_and_back) if jitted else there_and_back
-  values, found = run(jnp.asarray(w), packed)
-  assert same_bits(found, w)
+  values, unpacked = run(jnp.asarray(w), packed)
+  assert same_bits(unpacked, w)
   wanted = np.zeros((*mask.shape[:-2], size), np.float32)
   for i in np.ndindex(mask.shape[:-2]):
     wanted[i][:counts[i]] = w[i][mask[i]]

@@ -343,15 +343,21 @@ def compile_step(
     The program.
   """
   state = first_state(subject.params, optimizer)
+  apply_fn = matmul.without_masks(subject.model.apply)
+  if is_compact:
+    state = storage.convert(state, 'compact')
+    apply_fn = storage.compact_apply(
+        subject.model, options.pop('sparse_steps', None)
+    )
   return compiled.compile_program(
       functools.partial(
           step,
-          apply_fn=matmul.without_masks(subject.model.apply),
+          apply_fn=apply_fn,
           optimizer=optimizer,
           learning_rate=subject.plan.learning_rate,
           **options,
       ),
-      storage.to_compact(state) if is_compact else state,
+      state,
       subject.batch,
   )
 

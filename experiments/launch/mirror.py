@@ -122,8 +122,8 @@ class _Copy(NamedTuple):
   name: tuple[str, int]
   """The writer and the number of the update; `NONE`: there is no manifest."""
 
-  id: str | None
-  """Id that a workdir and its mirror share."""
+  id: str
+  """Id that a workdir and its mirror share; `''`: there is none yet."""
 
   by: str
   """The process that wrote it."""
@@ -147,7 +147,7 @@ class Mirror:
     self._bucket = extras.require('etils.epath', 'prepare').Path(url)
     self._pushed: dict[str, tuple[int, int]] = {}
     self._by = f'process {os.getpid()} on {socket.gethostname()}'
-    self._copy = _Copy(NONE, None, '', {})
+    self._copy = _Copy(NONE, '', '', {})
     self._failures = 0  # Updates since the last one that succeeded.
 
   def read(self) -> _Copy:
@@ -163,7 +163,7 @@ class Mirror:
       return _Copy(name, manifest['id'], manifest['by'], manifest['files'])
     if self._bucket.is_dir() and any(self._bucket.iterdir()):
       raise FileNotFoundError('it has files and no manifest')
-    return _Copy(NONE, None, '', {})
+    return _Copy(NONE, '', '', {})
 
   def check(self, copy: _Copy) -> None:
     """Raises ValueError unless workdir and mirror are of one run."""
@@ -235,6 +235,8 @@ class Mirror:
     if not local:  # The run was refused before it wrote anything.
       return
     self.refuse_successor()
+    if local == self._pushed:
+      return
     stored = {k: v for k, v in self._copy.files.items() if k in local}
     for name, stamp in local.items():
       if self._pushed.get(name) == stamp:
@@ -245,8 +247,6 @@ class Mirror:
       with (self._workdir / name).open('rb') as file, path.open('wb') as remote:
         shutil.copyfileobj(file, remote)
     before = self._copy
-    if self._pushed == local:
-      return
     files.write_atomically(self._workdir / _ID, before.id)
     self._write(before.id, stored)
     self._pushed = local
@@ -278,7 +278,7 @@ class Mirror:
               '(config.checkpoints.keep).', self._url, self._failures, error,
           )
 
-  def _write(self, run: str | None, stored: Mapping[str, str]) -> None:
+  def _write(self, run: str, stored: Mapping[str, str]) -> None:
     """Writes the next manifest of this writer, and deletes its last one."""
     writer, update = self._copy.name
     copy = _Copy((writer, update + 1), run, self._by, dict(stored))

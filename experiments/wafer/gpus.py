@@ -75,11 +75,11 @@ def roofline_seconds(
     ValueError: the GPU is unknown.
 
   Example:
-    >>> from experiments.wafer import run_costs
+    >>> from experiments.wafer.training_step import training_step
     >>> from spdf_jax.models import PRESETS
     >>> xl = PRESETS['gpt3-xl']
     >>> dense, sparse = (
-    ...     roofline_seconds(run_costs.training_step(xl, 64, 2048, s), 'h100')
+    ...     roofline_seconds(training_step(xl, 64, 2048, s), 'h100')
     ...     for s in (0.0, 0.75))
     >>> dense == sparse
     True

@@ -35,10 +35,10 @@ def sweep_sparsities(
     ValueError: a sparsity is outside [0, 1).
 
   Example:
-    >>> from experiments.wafer import run_costs
+    >>> from experiments.wafer.training_step import training_step
     >>> from spdf_jax import models
     >>> config = models.GPTConfig(1000, 2, 4, 4096, 16384, 2048)
-    >>> step = run_costs.training_step(config, 64, 2048, 0.5)
+    >>> step = training_step(config, 64, 2048, 0.5)
     >>> seconds = sweep_sparsities(
     ...     step, wafer.create_device('cs2'), np.linspace(0, 0.9, 1000))
     >>> seconds.shape, bool((np.diff(seconds) <= 0).all())
@@ -77,10 +77,10 @@ def sensitivities(
     by name, from finite differences; numbers that are zero are omitted.
 
   Example:
-    >>> from experiments.wafer import run_costs
+    >>> from experiments.wafer.training_step import training_step
     >>> from spdf_jax import models
     >>> config = models.GPTConfig(1000, 2, 4, 4096, 16384, 2048)
-    >>> step = run_costs.training_step(config, 64, 2048)
+    >>> step = training_step(config, 64, 2048)
     >>> effects = sensitivities(step, wafer.create_device('cs2', 'ideal'))
     >>> f"{effects['clock']:.2f}, {effects['sram']:.2f}"
     '-1.00, 0.00'
@@ -137,10 +137,10 @@ def strong_scaling(
     Work per second relative to one system, for each number of systems.
 
   Example:
-    >>> from experiments.wafer import run_costs
+    >>> from experiments.wafer.training_step import training_step
     >>> from spdf_jax import models
     >>> xl = models.PRESETS['gpt3-xl']
-    >>> step = run_costs.training_step(xl, 528, 2048)
+    >>> step = training_step(xl, 528, 2048)
     >>> speedups = strong_scaling(step, wafer.create_device('cs2'), [1, 4, 16])
     >>> [f'{speedup:.1f}' for speedup in speedups]
     ['1.0', '3.6', '11.0']
@@ -163,10 +163,10 @@ def weak_scaling(
     Work per second relative to one system, for each number of systems.
 
   Example:
-    >>> from experiments.wafer import run_costs
+    >>> from experiments.wafer.training_step import training_step
     >>> from spdf_jax import models
     >>> xl = models.PRESETS['gpt3-xl']
-    >>> step = run_costs.training_step(xl, 132, 2048)
+    >>> step = training_step(xl, 132, 2048)
     >>> speedups = weak_scaling(step, wafer.create_device('cs2'), [1, 16])
     >>> [f'{speedup:.1f}' for speedup in speedups]
     ['1.0', '15.3']

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.wafer import run_costs
 from experiments.wafer import sweeps
+from experiments.wafer.training_step import training_step
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.models import DecoderConfig
@@ -222,7 +222,7 @@ def _flops() -> list[Point]:
   points = []
   for shape, name, values in printed:
     for sparsity, value in zip((0.0, 0.5, 0.75), values):
-      step = run_costs.training_step(shape, 1, 2048, sparsity)
+      step = training_step(shape, 1, 2048, sparsity)
       report = wafer.report_on(step, wafer.create_device('cs2', 'ideal'))
       # The paper does not count elementwise operations.
       flops = report.flops - report.by_operation()['elementwise'].flops
@@ -262,7 +262,7 @@ def _kernels() -> list[Point]:
 
 def training_of(training: Training) -> Program:
   """Returns a step of a published training."""
-  return run_costs.training_step(
+  return training_step(
       training.shape, training.batch, training.length,
       predicted=training.predicted,
   )
@@ -281,7 +281,7 @@ def _trainings() -> list[Point]:
 
 
 def _cluster() -> Point:
-  step = run_costs.training_step(GPT_J, 120, 2048)
+  step = training_step(GPT_J, 120, 2048)
   speedup, = sweeps.weak_scaling(step, wafer.create_device('cs3'), [16])
   return Point(
       '16 CS-3 over one', 'x', 15.3, speedup, 'calibrates scaling_loss',

@@ -10,13 +10,12 @@ import math
 import os
 from pathlib import Path
 import shutil
-import time
 from typing import Any, final, get_args
 import uuid
 
-from spdf_jax import extras
 from spdf_jax import files
 from spdf_jax import names
+from spdf_jax.data import copies
 from spdf_jax.data import stdlib
 from spdf_jax.data import token_files
 from spdf_jax.data import tokenizer_files
@@ -41,7 +40,6 @@ _LARGEST_VERIFIED = 1 << 32  # Bytes, which take some seconds to read.
 
 _SMALL_FILES = ('tokenizer.json', *(f'{split}.json' for split in SPLITS))
 _LARGE_FILES = tuple(f'{split}.bin' for split in SPLITS)
-_CHUNK = 1 << 24  # Bytes copied at a time.
 
 _logger = logging.getLogger(__name__)
 
@@ -211,7 +209,7 @@ def read_tokenizer(
   else:
     if _is_mixture(name):
       name = name.split(',')[0].rsplit('=', 1)[0].strip()
-    directory = _local_path(name, cache_dir)
+    directory = copies.local_path(name, cache_dir)
   return tokenizer_files.load_tokenizer(directory / 'tokenizer.json')
 
 
@@ -382,87 +380,9 @@ def _open_prepared(
         f'corpus={name!r} is a prepared folder, which has its own tokenizer,'
         f" but tokenizer={tokenizer!r}; set tokenizer to ''."
     )
-  return open_corpus(_fetch(name, cache_dir))
-
-
-def _local_path(name: str, cache_dir: Path | str) -> Path:
-  """Returns the folder of a corpus, or of its copy in `cache_dir`."""
-  if not files.is_url(name):
-    return Path(name).expanduser()
-  name = name.rstrip('/')
-  digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-  place = Path(cache_dir).expanduser() / 'copies' / digest
-  return place / name.rpartition('/')[2]
-
-
-def _fetch(name: str, cache_dir: Path | str) -> Path:
-  """Returns the folder of a corpus, after copying one that is in a bucket.
-
-  The token files are copied once; if their descriptions, which contain their
-  digests, have changed in the bucket, they are copied again. If another process
-  copies them, this one waits for it.
-  """
-  folder = _local_path(name, cache_dir)
-  if not files.is_url(name):
-    return folder
-  small = {file: b''.join(_read_remote(name, file)) for file in _SMALL_FILES}
-  if _is_copied(folder, small):
-    return folder
-  folder.mkdir(parents=True, exist_ok=True)
-  release = _wait_for_lock(folder)
-  try:
-    if not _is_copied(folder, small):  # By the process that held the lock.
-      _logger.info('Copying the corpus %s to %s, once.', name, folder)
-      for file in _LARGE_FILES:
-        _write_copy(folder / file, _read_remote(name, file))
-      for file, content in small.items():
-        _write_copy(folder / file, [content])
-  finally:
-    release()
-  return folder
-
-
-def _is_copied(folder: Path, small: Mapping[str, bytes]) -> bool:
-  """Returns whether all files are there, and the small ones are the same."""
-  return all((folder / file).exists() for file in _LARGE_FILES) and all(
-      (folder / file).exists() and (folder / file).read_bytes() == content
-      for file, content in small.items()
-  )
-
-
-def _wait_for_lock(folder: Path) -> Callable[[], None]:
-  """Locks the folder of a copy, after the process that has locked it."""
-  while True:
-    try:
-      return files.lock_folder(folder, 'cache_dir')
-    except files.FolderInUse:
-      time.sleep(1)
-
-
-def _read_remote(name: str, file: str) -> Iterator[bytes]:
-  """Yields the content of a file of a corpus in a bucket."""
-  epath = extras.require('etils.epath', 'prepare')
-  with extras.one_sentence(
-      f'corpus={name!r} cannot be read',
-      'give the URL of a corpus that `python -m experiments.prepare` wrote, and'
-      ' install the library of its scheme, such as gcsfs or s3fs.',
-  ):
-    with (epath.Path(name) / file).open('rb') as opened:
-      while chunk := opened.read(_CHUNK):
-        yield chunk
-
-
-def _write_copy(path: Path, chunks: Iterable[bytes]) -> None:
-  """Writes a temporary file that then replaces `path`."""
-  # Always the same name, so that the next copy replaces what a kill has left.
-  temporary = path.with_name(f'.{path.name}.tmp')
-  try:
-    temporary.unlink(missing_ok=True)
-    with temporary.open('xb') as target:
-      target.writelines(chunks)
-    os.replace(temporary, path)
-  finally:
-    temporary.unlink(missing_ok=True)
+  return open_corpus(copies.fetch(
+      name, cache_dir, compared=_SMALL_FILES, copied=_LARGE_FILES
+  ))
 
 
 def _open_mixture(

@@ -29,12 +29,12 @@ from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.masks import apply_mask
 from spdf_jax.sparsity.masks import map_masked
 from spdf_jax.sparsity.reset_state import reset_state
+from spdf_jax.sparsity.revival import scaled_normal
 from spdf_jax.sparsity.rewinding import rewind_schedule
 from spdf_jax.sparsity.rewinding import rewind_weights
 from spdf_jax.sparsity.schedules import cubic
 from spdf_jax.sparsity.schedules import periodic
 from spdf_jax.sparsity.selection import MatrixAxes
-from spdf_jax.sparsity.sparsify import scaled_normal
 from spdf_jax.sparsity.sparsify import sparsify
 from spdf_jax.sparsity.state import check_zeros
 from spdf_jax.sparsity.state import densify

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from spdf_jax.packing import PackedMask
+from spdf_jax import packing
 from spdf_jax.sparsity import density
 from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity import selection
@@ -146,9 +146,8 @@ def with_age(
         from_start = age == jnp.minimum(moments.count, OLDEST)
         rise = jnp.minimum((age + 1) / (warmup + 1), 1)
         update *= jnp.where(from_start, 1, rise).astype(update.dtype)
-      kept = isinstance(m, PackedMask) or m
       return update, new, jnp.where(
-          kept, jnp.minimum(age, OLDEST - 1) + 1, 0
+          packing.kept_entries(m), jnp.minimum(age, OLDEST - 1) + 1, 0
       ).astype(age.dtype)
 
     new_updates, states, ages = zip(*map(

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learning rates and initial weights that follow the density of each layer."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from spdf_jax.packing import PackedMask
+from spdf_jax import packing
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import selectors
 from spdf_jax.sparsity import trees
-from spdf_jax.sparsity.selection import MatrixAxes
 from spdf_jax.sparsity.selection import Where
 
 PyTree = Any
@@ -191,29 +191,27 @@ def _factors(
 ) -> list[jax.Array | None]:
   """Returns 1 / (m_d m_rho) of each layer, `None` for dense leaves."""
   leaves = trees.matching_leaves(mask, params)
-  if any(isinstance(m, PackedMask) for m in leaves):
-    axes: list[MatrixAxes | None] = [None] * len(leaves)
-  else:
-    axes = selection.select(where or selectors.hidden_matrices, params)
+  treedef: Any
+  weights, treedef = jax.tree.flatten(params)
+  # Packed parameters are vectors, and `where` selects matrices.
+  matrices = treedef.unflatten(
+      p if m is None else jax.ShapeDtypeStruct(m.shape, p.dtype)
+      for m, p in zip(leaves, weights)
+  )
+  axes = selection.select(where or selectors.hidden_matrices, matrices)
 
   def factor(name, m, a):
     if m is None:
       return None
-    if a is None and not isinstance(m, PackedMask):
+    if a is None:
       raise ValueError(
           f'where selects no matrix in {name!r}, which sparsify prunes; give '
           'both the same where.'
       )
     if base_density is None:
       return jnp.float32(1 / width_multiplier)
-    if isinstance(m, PackedMask):
-      kept = jnp.sum(
-          jax.lax.population_count(m.bits), (-2, -1), jnp.uint32
-      )[..., None]
-      size = m.shape[-2] * m.shape[-1]
-    else:
-      kept = jnp.sum(m, (*a.reduction, *a.output), jnp.uint32, keepdims=True)
-      size = m.size // kept.size
+    kept = packing.count_kept(m, (*a.reduction, *a.output))
+    size = math.prod(m.shape) // kept.size
     # The updates of a layer without kept weights are zero.
     base_kept = base_density * size / width_multiplier
     return base_kept / jnp.maximum(kept, 1).astype(jnp.float32)

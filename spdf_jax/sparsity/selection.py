@@ -2,10 +2,8 @@
 """Selection of the sparsified leaves and of the axes of their matrices."""
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import fnmatch
-import functools
-import logging
 import math
 import operator
 import re
@@ -44,6 +42,8 @@ class MatrixAxes(NamedTuple):
 
 _KINDS = (MatrixAxes, optax.contrib.MuonDimensionNumbers)
 Axes: TypeAlias = MatrixAxes | optax.contrib.MuonDimensionNumbers | bool | None
+Selector = Callable[[str, Any], Axes]
+Where = Selector | PyTree
 
 
 def is_axes(value: Any) -> bool:
@@ -78,14 +78,14 @@ def _normalize(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
     )
   try:
     normal = MatrixAxes(*(
-        tuple(a + ndim if a < 0 else a for a in _as_tuple(x)) for x in axes
+        tuple(a + ndim if a < 0 else a for a in as_tuple(x)) for x in axes
     ))
   except TypeError as error:
     raise ValueError(
         f'where gives the axes {tuple(axes)} for {path or "the array"}; give '
         'an int, or a tuple of ints, for each.'
     ) from error
-  reduction, output, kernel = map(_as_tuple, normal)
+  reduction, output, kernel = map(as_tuple, normal)
   named = reduction + output
   distinct = set(named) & set(range(ndim))
   if len(distinct) != len(named) or not (reduction and output):
@@ -103,7 +103,8 @@ def _normalize(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
   return normal
 
 
-def _as_tuple(axis: Any) -> tuple[int, ...]:
+def as_tuple(axis: Any) -> tuple[int, ...]:
+  """Returns an axis, or several, as a tuple of ints."""
   try:
     return (operator.index(axis),)
   except TypeError:
@@ -158,7 +159,7 @@ def kernel_sizes(
 ) -> dict[str, tuple[int, ...]]:
   """Returns the sizes of the spatial axes of kernels, by the leaves' paths."""
   return {
-      name: tuple(leaf.shape[axis] for axis in _as_tuple(a.kernel))
+      name: tuple(leaf.shape[axis] for axis in as_tuple(a.kernel))
       for (name, leaf), a in zip(trees.by_name(params).items(), axes)
       if a and a.kernel
   }
@@ -177,13 +178,13 @@ def from_layers(
 
 
 def _permutation(ndim: int, axes: MatrixAxes) -> tuple[int, ...]:
-  named = _as_tuple(axes.reduction) + _as_tuple(axes.output)
+  named = as_tuple(axes.reduction) + as_tuple(axes.output)
   return tuple(i for i in range(ndim) if i not in named) + named
 
 
 def _to_matrix(x: Any, axes: MatrixAxes) -> Any:
   inputs, outputs = (
-      math.prod(x.shape[axis] for axis in _as_tuple(part))
+      math.prod(x.shape[axis] for axis in as_tuple(part))
       for part in (axes.reduction, axes.output)
   )
   shape = (math.prod(x.shape) // (inputs * outputs), inputs, outputs)
@@ -196,11 +197,6 @@ def _from_matrix(x: Any, shape: tuple[int, ...], axes: MatrixAxes) -> Any:
   order = _permutation(len(shape), axes)
   inverse = tuple(order.index(i) for i in range(len(shape)))
   return x.reshape([shape[i] for i in order]).transpose(inverse)
-
-Selector = Callable[[str, Any], Axes]
-Where = Selector | PyTree
-
-logger = logging.getLogger('spdf_jax')
 
 
 def selector_of(
@@ -393,125 +389,18 @@ def _check_patterns(
           f'where has the pattern {pattern!r}, which '
           f'{"selects" if selects else "matches"} none of the leaves, or only '
           'leaves that a pattern before it matches; remove it, put it first, '
-          f'or let it match some of: {_kinds([(n, ()) for n, _ in named])}.'
+          f'or let it match some of: {count_kinds(name for name, _ in named)}.'
       )
 
 
-def report_selection(
-    where: Where, params: PyTree, axes: list[MatrixAxes | None]
-) -> None:
-  """Logs the sparsified leaves, and warns of matrices that stay dense.
-
-  Warns of leaves with two axes or more for which a selector returns `None`:
-  their layout or name is not recognized. Logs once per set of leaves.
-
-  Args:
-    where: As for `select`.
-    params: As for `select`.
-    axes: The axes that `select` returns.
-
-  Raises:
-    ValueError: such leaves have more weights than the selected ones.
-  """
-  named = list(trees.by_name(params).items())
-  selector = selector_of(where, named)
-  chosen, passed = [], []
-  for (name, leaf), a in zip(named, axes):
-    if a is not None:
-      chosen.append((name, tuple(leaf.shape)))
-    elif is_matrix(leaf) and selector(name, leaf) is None:
-      passed.append((name, tuple(leaf.shape)))
-  _log_once(tuple(chosen), len(axes), last_layer(params, axes))
-  if not passed:
-    return
-  sizes = [sum(math.prod(s) for _, s in part) for part in (chosen, passed)]
-  message = (
-      f'where={getattr(where, "__name__", "mapping")} leaves '
-      f'{sizes[1] / sum(sizes):.1%} of the weights of matrices dense, because '
-      f'it does not recognize (returns None for) {_kinds(passed)}; select '
-      'them with spdf_jax.where.per_head, where.stacked() or '
-      'where.convolutions, with several of them by where.any_of(…), or by '
-      'patterns of their paths, with False for '
-      "those that stay dense: where={'pattern': True, MatrixAxes(…) or False, "
-      "'*': where.hidden_matrices}"
-  )
-  if sizes[1] > sizes[0]:
-    raise ValueError(f'{message}.')
-  _warn_once(message)
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-  logger.warning('sparsify: %s', message)
-
-
-def last_layer(
-    params: PyTree, axes: list[MatrixAxes | None]
-) -> str | None:
-  """Returns the path of a selected matrix that looks like a last layer.
-
-  Its outputs are the inputs of no other matrix. A bias beside a matrix tells
-  which of its axes the outputs are.
-
-  Args:
-    params: As for `select`.
-    axes: The axes that `select` returns.
-
-  Returns:
-    The path; `None` if no selected matrix, or several, look so.
+def count_kinds(names: Iterable[str]) -> str:
+  """Lists paths, counting those of numbered layers together.
 
   Example:
-    >>> params = {'a': jnp.ones((2, 8)), 'b': jnp.ones((8, 3))}
-    >>> last_layer(params, [MatrixAxes(0, 1)] * 2)
-    'b'
+    >>> count_kinds(['h_0/mlp/wi', 'h_1/mlp/wi', 'head'])
+    '2 h_*/mlp/wi, head'
   """
-  named = list(trees.by_name(params).items())
-  biases: dict[str, set[int]] = {}
-  for name, leaf in named:
-    if len(leaf.shape) == 1:
-      biases.setdefault(name.rpartition('/')[0], set()).add(leaf.shape[0])
-  sizes = {}
-  for (name, leaf), a in zip(named, axes):
-    if len(leaf.shape) < 2:
-      continue
-    inputs, outputs = (
-        math.prod(leaf.shape[axis] for axis in _as_tuple(part))
-        for part in a[:2]
-    ) if a else leaf.shape[-2:]
-    bias = biases.get(name.rpartition('/')[0], set())
-    if inputs in bias and outputs not in bias:
-      inputs, outputs = outputs, inputs
-    sizes[name] = inputs, outputs
-  last = [
-      name for (name, _), a in zip(named, axes) if a is not None and not any(
-          inputs == sizes[name][1]
-          for other, (inputs, _) in sizes.items() if other != name
-      )
-  ] if len(sizes) > 1 else []
-  return last[0] if len(last) == 1 else None
-
-
-@functools.cache
-def _log_once(
-    chosen: tuple[tuple[str, tuple[int, ...]], ...],
-    leaves: int,
-    last: str | None,
-) -> None:
-  note = '' if last is None else (
-      f'; {last}, whose outputs no other matrix takes, looks like a last '
-      f"layer: to keep it dense, set where={{'{last}': False, "
-      "'*': where.hidden_matrices}"
-  )
-  logger.info(
-      'sparsify: %d of %d leaves, %s weights: %s%s',
-      len(chosen), leaves, f'{sum(math.prod(s) for _, s in chosen):,}',
-      _kinds(chosen), note,
-  )
-
-
-def _kinds(named: Sequence[tuple[str, tuple[int, ...]]]) -> str:
-  # Counts numbered layers together: h_0/mlp/wi and h_1/mlp/wi are h_*/mlp/wi.
-  kinds = collections.Counter(re.sub(r'\d+', '*', name) for name, _ in named)
+  kinds = collections.Counter(re.sub(r'\d+', '*', name) for name in names)
   return ', '.join(
       f'{n} {kind}' if n > 1 else kind for kind, n in kinds.items()
   )

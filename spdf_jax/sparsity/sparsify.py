@@ -3,33 +3,31 @@
 
 from collections.abc import Callable
 import functools
-import math
-import numbers
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from spdf_jax import packing
 from spdf_jax.sparsity import age
 from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import revival
 from spdf_jax.sparsity import selection
+from spdf_jax.sparsity import selection_report
 from spdf_jax.sparsity import selectors
 from spdf_jax.sparsity import storage
 from spdf_jax.sparsity import tracking
 from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.algorithms import algorithm as algorithms
 from spdf_jax.sparsity.algorithms.algorithm import Algorithm
+from spdf_jax.sparsity.revival import Revival
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.state import check_state
-from spdf_jax.sparsity.state import is_packed
 from spdf_jax.sparsity.state import SparsifyState
 
 PyTree = Any
-Revival = Callable[[jax.Array, jax.Array, PyTree, PyTree], PyTree]
-
-_REVIVAL = 1  # Folded into a step's key to draw the values of revived weights.
 
 
 def sparsify(
@@ -135,144 +133,191 @@ def sparsify(
   _check_types(inner, algorithm, revive)
   where = selectors.hidden_matrices if where is None else where
   selection.selector_of(where)
-  inner = optax.with_extra_args_support(inner)
-  key = masks.typed_key(key)
-
-  def _fitted(params, axes):
-    kernels = selection.kernel_sizes(params, axes)
-    return algorithms.for_kernels(algorithm, kernels)
-
-  def init_fn(params):
-    axes = selection.select(where, params)
-    selection.report_selection(where, params, axes)
-
-    def first_mask(key, chosen):
-      layers = _fitted(params, axes).init(
-          key, selection.to_layers(chosen, params, axes)
-      )
-      _check_mask(layers)
-      return selection.from_layers(layers, params, axes)
-
-    chosen = selection.selected(params, params, axes)
-    mask = trees.auto_axes(first_mask, chosen)(key, chosen)
-    algorithm_state: Any = ()
-    init_state = algorithm.init_state
-    if init_state is not None:
-      algorithm_state = _map_state(
-          lambda _, *given: init_state(*given), axes, params, {}, mask, chosen
-      )
-    return SparsifyState(
-        count=jnp.zeros([], jnp.int32),
-        mask=mask,
-        # A copy, because donating the state must not donate the caller's key.
-        key=jnp.array(jax.random.key_data(key)),
-        dense_grads=jnp.asarray(algorithm.dense_grads_at(0), bool),
-        inner_state=inner.init(masks.apply_mask(params, mask)),
-        algorithm_state=algorithm_state,
-    )
-
-  def update_fn(updates, state, params=None, **extra_args):
-    if params is None:
-      raise ValueError(
-          'sparsify needs params: call tx.update(grads, opt_state, params).'
-      )
-    check_state(state)
-    if is_packed(state.mask):
-      return storage.update_packed(
-          inner, algorithm, updates, state, params, **extra_args
-      )
-    if algorithm.update_state is not None:
-      axes = selection.select(where, params)
-      state = state._replace(algorithm_state=_map_state(
-          functools.partial(algorithm.update_state, state.count), axes, params,
-          state.algorithm_state, state.mask,
-          selection.selected(params, params, axes),
-          _seen(selection.selected(updates, params, axes), state),
-      ))
-    update_now = algorithm.update_at(state.count)
-    mask = _next_mask(update_now, updates, state, params)
-    masked_state = like_params.map_like_params(
-        masks.apply_mask, state.inner_state, params, mask
-    )
-    updates, inner_state = inner.update(
-        masks.apply_mask(updates, mask),
-        masked_state,
-        masks.apply_mask(params, mask),
-        **extra_args,
-        **age.mask_argument(state.inner_state, mask),
-    )
-    skip = algorithm.skip_step_at(state.count)
-    if skip is not False:
-      updates = jax.tree.map(lambda u: jnp.where(skip, 0, u), updates)
-      inner_state = _keep_moments(skip, inner_state, masked_state, params)
-    if revive is not None and update_now is not False:
-      updates = _revive(revive, update_now, updates, state, params, mask)
-    count = optax.safe_increment(state.count)
-    return _remove_pruned(updates, params, mask), SparsifyState(
-        count=count,
-        mask=mask,
-        key=state.key,
-        dense_grads=jnp.asarray(algorithm.dense_grads_at(count), bool),
-        inner_state=inner_state,
-        algorithm_state=state.algorithm_state,
-    )
-
-  def _key_of_step(state):
-    base = jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(key))
-    return jax.random.fold_in(base, state.count)
-
-  def _next_mask(update_now, grads, state, params):
-    if update_now is False:
-      return state.mask
-    axes = selection.select(where, params)
-
-    def updated(key, count, state, *given):
-      layers = [selection.to_layers(tree, params, axes) for tree in given]
-      if state:
-        layers.append(_state_to_layers(state, params, axes))
-      mask = _fitted(params, axes).update(key, count, *layers)
-      _check_mask(mask)
-      return selection.from_layers(mask, params, axes)
-
-    def new_mask():
-      return trees.auto_axes(updated, state.mask)(
-          _key_of_step(state),
-          state.count,
-          state.algorithm_state,
-          state.mask,
-          selection.selected(params, params, axes),
-          _seen(selection.selected(grads, params, axes), state),
-      )
-
-    # The cond returns masks only, because a cond that returned the optimizer
-    # state would copy it at every step.
-    return jax.lax.cond(update_now, new_mask, lambda: state.mask)
-
-  def _revive(revive, update_now, updates, state, params, mask):
-    axes = selection.select(where, params)
-    chosen = selection.selected(params, params, axes)
-
-    def values_of(key, *given):
-      layers = [selection.to_layers(tree, params, axes) for tree in given]
-      values = revive(key, state.count, *layers)
-      return selection.from_layers(values, params, axes)
-
-    def revived():
-      revival_key = jax.random.fold_in(_key_of_step(state), _REVIVAL)
-      values = trees.auto_axes(values_of, chosen)(
-          revival_key, chosen, state.mask
-      )
-      return jax.tree.map(
-          lambda value, u, new, old: u if value is None else jnp.where(
-              new & ~old, u + value.astype(u.dtype), u
-          ),
-          values, updates, mask, state.mask, is_leaf=lambda x: x is None,
-      )
-
-    return jax.lax.cond(update_now, revived, lambda: updates)
-
-  tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  arguments = _Arguments(
+      optax.with_extra_args_support(inner), algorithm, where,
+      masks.typed_key(key), revive,
+  )
+  tx = optax.GradientTransformationExtraArgs(
+      functools.partial(_init, arguments), functools.partial(_update, arguments)
+  )
   return tracking.track_masks(tx, algorithm) if track else tx
+
+
+class _Arguments(NamedTuple):
+  """The arguments of `sparsify`, with defaults and a typed key."""
+
+  inner: optax.GradientTransformationExtraArgs
+  algorithm: Algorithm
+  where: Where
+  key: jax.Array
+  revive: Revival | None
+
+  def fitted(self, params: PyTree, axes: list[Any]) -> Algorithm:
+    """Returns the algorithm for the kernels of convolutions in `params`."""
+    kernels = selection.kernel_sizes(params, axes)
+    return algorithms.for_kernels(self.algorithm, kernels)
+
+  def key_at(self, state: SparsifyState) -> jax.Array:
+    """Returns the key of the step that `state` is at."""
+    impl = jax.random.key_impl(self.key)
+    return jax.random.fold_in(
+        jax.random.wrap_key_data(state.key, impl=impl), state.count
+    )
+
+
+def _init(arguments: _Arguments, params: PyTree) -> SparsifyState:
+  """Makes the first mask, and the state of the optimizer on masked weights."""
+  algorithm = arguments.algorithm
+  axes = selection.select(arguments.where, params)
+  selection_report.report_selection(arguments.where, params, axes)
+
+  def first_mask(key, chosen):
+    layers = arguments.fitted(params, axes).init(
+        key, selection.to_layers(chosen, params, axes)
+    )
+    _check_mask(layers)
+    return selection.from_layers(layers, params, axes)
+
+  chosen = selection.selected(params, params, axes)
+  mask = trees.auto_axes(first_mask, chosen)(arguments.key, chosen)
+  algorithm_state: Any = ()
+  init_state = algorithm.init_state
+  if init_state is not None:
+    algorithm_state = _map_state(
+        lambda _, *given: init_state(*given), axes, params, {}, mask, chosen
+    )
+  return SparsifyState(
+      count=jnp.zeros([], jnp.int32),
+      mask=mask,
+      # A copy, because donating the state must not donate the caller's key.
+      key=jnp.array(jax.random.key_data(arguments.key)),
+      dense_grads=jnp.asarray(algorithm.dense_grads_at(0), bool),
+      inner_state=arguments.inner.init(masks.apply_mask(params, mask)),
+      algorithm_state=algorithm_state,
+  )
+
+
+def _update(
+    arguments: _Arguments,
+    updates: PyTree,
+    state: SparsifyState,
+    params: PyTree | None = None,
+    **extra_args: Any,
+) -> tuple[PyTree, SparsifyState]:
+  """Updates the mask, then the kept weights, and removes the pruned ones."""
+  if params is None:
+    raise ValueError(
+        'sparsify needs params: call tx.update(grads, opt_state, params).'
+    )
+  check_state(state)
+  inner, algorithm, *_ = arguments
+  if packing.is_packed(state.mask):
+    return storage.update_packed(
+        inner, algorithm, updates, state, params, **extra_args
+    )
+  state = _with_next_algorithm_state(arguments, updates, state, params)
+  update_now = algorithm.update_at(state.count)
+  mask = state.mask
+  if update_now is not False:
+    mask = _next_mask(arguments, update_now, updates, state, params)
+  updates, inner_state = _update_kept(
+      arguments, updates, state, params, mask, **extra_args
+  )
+  if arguments.revive is not None and update_now is not False:
+    updates = revival.add_revived(
+        arguments.revive, update_now, updates, state, params, mask,
+        axes=selection.select(arguments.where, params),
+        key_of_step=functools.partial(arguments.key_at, state),
+    )
+  count = optax.safe_increment(state.count)
+  return _remove_pruned(updates, params, mask), SparsifyState(
+      count=count,
+      mask=mask,
+      key=state.key,
+      dense_grads=jnp.asarray(algorithm.dense_grads_at(count), bool),
+      inner_state=inner_state,
+      algorithm_state=state.algorithm_state,
+  )
+
+
+def _with_next_algorithm_state(
+    arguments: _Arguments, grads: PyTree, state: SparsifyState, params: PyTree
+) -> SparsifyState:
+  """Updates the state of the algorithm, if it has one."""
+  update_state = arguments.algorithm.update_state
+  if update_state is None:
+    return state
+  axes = selection.select(arguments.where, params)
+  return state._replace(algorithm_state=_map_state(
+      functools.partial(update_state, state.count), axes, params,
+      state.algorithm_state, state.mask,
+      selection.selected(params, params, axes),
+      _seen(selection.selected(grads, params, axes), state),
+  ))
+
+
+def _next_mask(
+    arguments: _Arguments,
+    update_now: jax.Array,
+    grads: PyTree,
+    state: SparsifyState,
+    params: PyTree,
+) -> PyTree:
+  """Returns the mask of this step, updated if `update_now`."""
+  axes = selection.select(arguments.where, params)
+
+  def updated(key, count, state, *given):
+    layers = [selection.to_layers(tree, params, axes) for tree in given]
+    if state:
+      layers.append(_state_to_layers(state, params, axes))
+    mask = arguments.fitted(params, axes).update(key, count, *layers)
+    _check_mask(mask)
+    return selection.from_layers(mask, params, axes)
+
+  def new_mask():
+    return trees.auto_axes(updated, state.mask)(
+        arguments.key_at(state),
+        state.count,
+        state.algorithm_state,
+        state.mask,
+        selection.selected(params, params, axes),
+        _seen(selection.selected(grads, params, axes), state),
+    )
+
+  # The cond returns masks only, because a cond that returned the optimizer
+  # state would copy it at every step.
+  return jax.lax.cond(update_now, new_mask, lambda: state.mask)
+
+
+def _update_kept(
+    arguments: _Arguments,
+    grads: PyTree,
+    state: SparsifyState,
+    params: PyTree,
+    mask: PyTree,
+    **extra_args: Any,
+) -> tuple[PyTree, PyTree]:
+  """Calls the inner optimizer, with zeros in place of what is pruned.
+
+  Returns:
+    Its updates and its state; at a step that the algorithm skips, updates of
+    zero and the moments of before.
+  """
+  masked_state = like_params.map_like_params(
+      masks.apply_mask, state.inner_state, params, mask
+  )
+  updates, inner_state = arguments.inner.update(
+      masks.apply_mask(grads, mask),
+      masked_state,
+      masks.apply_mask(params, mask),
+      **extra_args,
+      **age.mask_argument(state.inner_state, mask),
+  )
+  skip = arguments.algorithm.skip_step_at(state.count)
+  if skip is not False:
+    updates = jax.tree.map(lambda u: jnp.where(skip, 0, u), updates)
+    inner_state = _keep_moments(skip, inner_state, masked_state, params)
+  return updates, inner_state
 
 
 def _seen(grads: PyTree, state: SparsifyState) -> PyTree:
@@ -307,7 +352,7 @@ def _map_state(
     f: Callable[..., dict[str, PyTree]],
     axes: list[Any],
     params: PyTree,
-    state: dict[str, PyTree],
+    state: dict[str, PyTree] | tuple[()],
     *given: PyTree,
 ) -> dict[str, PyTree]:
   """Returns `f(state, *given)`, which takes and returns trees of layers."""
@@ -358,71 +403,3 @@ def _remove_pruned(updates: PyTree, params: PyTree, mask: PyTree) -> PyTree:
       lambda m, u, p: u if m is None else jnp.where(m, u, -p),
       mask, updates, params, is_leaf=lambda x: x is None,
   )
-
-
-def scaled_normal(
-    scale: float | optax.Schedule,
-) -> Callable[[jax.Array, jax.Array, PyTree, PyTree], PyTree]:
-  r"""Returns a function that draws revived weights from a normal distribution.
-
-  Pass it to `sparsify` as `revive`. In a layer whose kept weights have the
-  standard deviation :math:`\sigma`, values are drawn from :math:`N(0,
-  (\mathrm{scale}\ \sigma)^2)`. The SPDF paper reports that a "scaled normal"
-  initialization, which it does not specify, is no better than zeros.
-
-  Args:
-    scale: The standard deviation as a multiple of :math:`\sigma`, or a schedule
-      of it; where the schedule is 0, values are zero.
-
-  Returns:
-    `(key, count, params, mask) -> values`, with trees of leaves `[layers,
-    inputs, outputs]`, or `None` for leaves that are not sparsified: `count` is
-    the number of steps taken, and `mask` the mask before its update. Values are
-    drawn for all weights, in the dtype of the parameters; `sparsify` takes
-    those of revived weights.
-
-  Raises:
-    ValueError: the scale is a number that is not positive.
-
-  References:
-    Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, 2023,
-    section 2.2
-
-  Example:
-    The kept weights are 1 and -1, with a standard deviation of 1:
-
-    >>> import jax, jax.numpy as jnp
-    >>> params = {'w': jnp.tile(jnp.array([1., -1.]), (1, 64, 32))}
-    >>> mask = {'w': jnp.ones((1, 64, 64), bool)}
-    >>> values = scaled_normal(0.5)(jax.random.key(0), 0, params, mask)
-    >>> round(float(values['w'].std()), 1)
-    0.5
-  """
-  is_number = isinstance(scale, numbers.Real) and 0 < float(scale) < math.inf
-  if not callable(scale) and not is_number:
-    raise ValueError(
-        f'scale is {scale!r:.80}; give a positive number, by which the '
-        'standard deviation of the kept weights is multiplied.'
-    )
-
-  def values(key, count, params, mask):
-    multiple = scale(count) if callable(scale) else scale
-
-    def draw(p, m, leaf_key):
-      dtype = p.dtype if p.dtype.itemsize > 4 else jnp.float32
-      weights = jnp.where(m, p, 0).astype(dtype)
-      kept = jnp.sum(m, axis=(-2, -1), keepdims=True, dtype=jnp.int32)
-      count = jnp.maximum(kept, 1).astype(weights.real.dtype)
-      mean = jnp.sum(weights, axis=(-2, -1), keepdims=True) / count
-      from_mean = jnp.where(m, weights - mean, 0)
-      variance = jnp.sum(
-          jnp.square(jnp.abs(from_mean)), axis=(-2, -1), keepdims=True
-      ) / count
-      normal = jax.random.normal(leaf_key, p.shape, dtype)
-      deviation = multiple * jnp.sqrt(variance)
-      return (deviation.astype(dtype) * normal).astype(p.dtype)
-
-    kept = jax.tree.map(lambda m, p: p, mask, params)
-    return jax.tree.map(draw, kept, mask, masks.leaf_keys(key, kept))
-
-  return values

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 
 from spdf_jax import packing
-from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import trees
 
@@ -109,7 +108,31 @@ def get_mask(opt_state: PyTree) -> PyTree:
     >>> int(get_mask(tx.init({'w': jnp.ones((4, 4))}))['w'].sum())
     8
   """
-  return unpack_masks(stored_mask(opt_state))
+  return packing.map_packed(packing.unpack_mask, stored_mask(opt_state))
+
+
+def dense_mask(opt_state: PyTree) -> PyTree:
+  """Returns the mask of the parameters that are stored as dense arrays.
+
+  Args:
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Returns:
+    The mask of `get_mask`, with `None` also for leaves that `pack_state` stores
+    as the values of kept weights, which hold no pruned ones.
+
+  Raises:
+    ValueError: there is no `SparsifyState` in `opt_state`.
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> from spdf_jax.sparsity import storage
+    >>> params = {'w': jnp.ones((2, 2))}
+    >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
+    >>> dense_mask(storage.pack_state(params, tx.init(params))[1])
+    {'w': None}
+  """
+  return packing.map_packed(lambda _: None, stored_mask(opt_state))
 
 
 def mask_paths(opt_state: PyTree) -> dict[str, tuple[str, ...]]:
@@ -226,7 +249,7 @@ def densify(opt_state: PyTree) -> PyTree:
     >>> bool(get_mask(state)['w'].all())
     True
   """
-  if is_packed(stored_mask(opt_state)):
+  if packing.is_packed(stored_mask(opt_state)):
     raise ValueError(
         'the optimizer state is stored compactly; unpack it first, with '
         'spdf_jax.sparsity.storage.unpack_state(params, opt_state).'
@@ -291,13 +314,11 @@ def check_zeros(params: PyTree, opt_state: PyTree) -> None:
     ValueError: pruned weights are not zero: 12 in 'w'; ...
   """
   check_state(opt_state)
-  if is_packed(stored_mask(opt_state)):
-    return
   count = lambda m, p: jnp.sum((p != 0) & ~m, dtype=jnp.int32)
   counts = {
       name: int(number)
       for name, number in trees.by_name(
-          masks.map_masked(count, get_mask(opt_state), params)
+          masks.map_masked(count, dense_mask(opt_state), params)
       ).items()
   }
   wrong = [f'{n:,} in {name!r}' for name, n in counts.items() if n]
@@ -307,29 +328,3 @@ def check_zeros(params: PyTree, opt_state: PyTree) -> None:
         'parameters, apply_mask(params, get_mask(opt_state)), and put '
         'transformations that change updates inside sparsify.'
     )
-
-_is_packed = lambda x: isinstance(x, PackedMask)
-
-
-def is_packed(mask: PyTree) -> bool:
-  """Returns whether a mask is stored as bits.
-
-  Example:
-    >>> is_packed({'w': packing.pack_mask(jnp.eye(2, dtype=bool)), 'b': None})
-    True
-  """
-  return any(map(_is_packed, jax.tree.leaves(mask, is_leaf=_is_packed)))
-
-
-def unpack_masks(mask: PyTree) -> PyTree:
-  """Returns a mask as booleans; unpacks packed leaves.
-
-  Example:
-    >>> mask = {'w': jnp.eye(2, dtype=bool), 'b': None}
-    >>> unpack_masks(jax.tree.map(packing.pack_mask, mask))['w'].tolist()
-    [[True, False], [False, True]]
-  """
-  return jax.tree.map(
-      lambda m: packing.unpack_mask(m) if _is_packed(m) else m,
-      mask, is_leaf=_is_packed,
-  )

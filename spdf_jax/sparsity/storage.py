@@ -10,6 +10,7 @@ optimizer runs on these vectors and computes the same updates.
 """
 
 from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
@@ -18,7 +19,6 @@ import numpy as np
 import optax
 
 from spdf_jax import packing
-from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity import age
 from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity import state
@@ -28,8 +28,6 @@ from spdf_jax.sparsity.state import SparsifyState
 
 PyTree = Any
 
-_is_packed = lambda x: isinstance(x, PackedMask)
-_is_leaf = lambda x: x is None or _is_packed(x)
 _TINY = 4, 6  # Shape of the layers on which `_check_elementwise` compares.
 _TOLERANCE = 1e-4
 
@@ -70,24 +68,7 @@ def pack_values(tree: PyTree, mask: PyTree, sizes: PyTree) -> PyTree:
     >>> pack_values(tree, mask, {'w': 2, 'b': None})['w'].tolist()
     [3, 5]
   """
-  return jax.tree.map(
-      lambda m, x, n: x if m is None else packing.gather_kept(x, m, n),
-      mask, tree, sizes, is_leaf=_is_leaf,
-  )
-
-
-def unpack_values(tree: PyTree, mask: PyTree) -> PyTree:
-  """Unpacks what `pack_values` returned; pruned weights are exactly zero.
-
-  Example:
-    >>> mask = pack_masks({'w': jnp.eye(2, dtype=bool)})
-    >>> unpack_values({'w': jnp.array([3, 5])}, mask)['w'].tolist()
-    [[3, 0], [0, 5]]
-  """
-  return jax.tree.map(
-      lambda m, x: x if m is None else packing.scatter_kept(x, m),
-      mask, tree, is_leaf=_is_leaf,
-  )
+  return _pack_like_params(tree, tree, mask, sizes)
 
 
 def pack_masks(mask: PyTree) -> PyTree:
@@ -105,22 +86,7 @@ def _pack_like_params(
   """
   return like_params.map_like_params(
       lambda x, m, n: x if m is None else packing.gather_kept(x, m, n),
-      state, params, _per_leaf(mask, params), _per_leaf(sizes, params),
-  )
-
-
-def _unpack_like_params(state: PyTree, params: PyTree, mask: PyTree) -> PyTree:
-  """Unpacks what `_pack_like_params` returned; `params` are packed."""
-  return like_params.map_like_params(
-      lambda x, m: x if m is None else packing.scatter_kept(x, m),
-      state, params, _per_leaf(mask, params),
-  )
-
-
-def _per_leaf(tree: PyTree, params: PyTree) -> PyTree:
-  """Broadcasts `None` at a subtree to all leaves of this subtree."""
-  return jax.tree.broadcast(
-      tree, params, is_leaf=_is_leaf
+      state, params, mask, sizes,
   )
 
 
@@ -191,28 +157,27 @@ def _try_on_tiny(inner, params, mask, extra_args):
   board = np.indices(_TINY).sum(0) % 2 == 0
 
   def draw(scale=1):
-    def leaf(m, p):
+    def leaf(p, m):
       # Few distinct shapes, because each one is compiled separately.
       stack = p.shape[:-2] if m is None else m.shape[:-2]
       matrix = m is not None or len(p.shape) > 1
       tail = _TINY if matrix else (board.sum(),) * len(p.shape)
       x = scale * rng.normal(size=(*(min(n, 2) for n in stack), *tail))
       return np.asarray(x if m is None else np.where(board, x, 0), p.dtype)
-    return jax.tree.map(leaf, mask, params, is_leaf=_is_leaf)
+    return jax.tree.map(leaf, params, mask)
 
   take = lambda tree: jax.tree.map(
-      lambda m, x: x if m is None else np.asarray(x)[..., board],
-      mask, tree, is_leaf=_is_leaf,
+      lambda x, m: x if m is None else np.asarray(x)[..., board], tree, mask
   )
   run = lambda tree, state, params, mask: inner.update(
       *jax.tree.map(jnp.asarray, (tree, state, params)), **extra_args,
       **age.mask_argument(state, mask),
   )
-  boards = jax.tree.map(
+  boards = packing.map_packed(
       lambda m: jnp.broadcast_to(
           board, (*(min(n, 2) for n in m.shape[:-2]), *_TINY)
       ),
-      mask, is_leaf=_is_packed,
+      mask,
   )
   extra_args = jax.tree.map(
       lambda x: jnp.ones(jnp.shape(x), jnp.result_type(x)), extra_args
@@ -286,8 +251,8 @@ def pack_state(
   _check_room(mask, sizes)
   packed = pack_masks(mask)
 
-  def pack(state):
-    return _pack_like_params(state, params, packed, sizes)
+  def pack(tree):
+    return _pack_like_params(tree, params, packed, sizes)
 
   def pack_grads(grads):
     values = pack(grads)
@@ -301,9 +266,7 @@ def pack_state(
         )
     return values
 
-  return pack_values(params, packed, sizes), _map_states(
-      pack_masks, pack, pack_grads, opt_state
-  )
+  return pack(params), _map_states(pack_masks, pack, pack_grads, opt_state)
 
 
 def unpack_state(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
@@ -322,15 +285,14 @@ def unpack_state(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
     ValueError: there is no `SparsifyState` in `opt_state`.
   """
   packed = state.stored_mask(opt_state)
-  if not state.is_packed(packed):
-    return params, opt_state
 
-  def unpack(state):
-    return _unpack_like_params(state, params, packed)
+  def unpack(tree):
+    return like_params.map_like_params(
+        packing.unpack_values, tree, params, packed
+    )
 
-  return unpack_values(params, packed), _map_states(
-      state.unpack_masks, unpack, unpack, opt_state
-  )
+  unpack_masks = functools.partial(packing.map_packed, packing.unpack_mask)
+  return unpack(params), _map_states(unpack_masks, unpack, unpack, opt_state)
 
 
 def update_packed(

@@ -52,9 +52,8 @@ def _check_batches(draft: Draft) -> None:
       raise ValueError(f'phase {phase.name!r}: {error}') from error
 
 
-def _check_matmul(draft: Draft) -> None:
+def _check_devices(draft: Draft) -> None:
   matmul.check_devices(draft.config.matmul, draft.mesh.size)
-  matmul.dense_apply(draft.config.matmul, draft.model)
 
 
 def _check_workdir(draft: Draft) -> None:
@@ -66,6 +65,8 @@ def _check_optimizer(draft: Draft) -> None:
   config, where = draft.config, draft.model.where
   optimizers.check_optimizer(config.optimizer, draft.params, where)
   optimizers.check_adapter(config.adapter, draft.params, where)
+  if config.parameterization is not None:
+    config.parameterization.width_multiplier(draft.model.config.d_model)
 
 
 def _check_teacher(draft: Draft) -> None:
@@ -76,12 +77,14 @@ def _check_teacher(draft: Draft) -> None:
     )
 
 
-def _check_masks(draft: Draft) -> None:
-  plan, params, where = draft.plan, draft.params, draft.model.where
-  initial_mask.check_algorithms(plan, params, where)
+def _check_algorithms(draft: Draft) -> None:
+  initial_mask.check_algorithms(draft.plan, draft.params, draft.model.where)
+
+
+def _check_first_mask(draft: Draft) -> None:
   if draft.workdir is None or not workdirs.saved_steps(draft.workdir):
     initial_mask.check_first_mask(
-        plan, params, where,
+        draft.plan, draft.params, draft.model.where,
         are_trained=bool(draft.config.init_from or draft.config.resume),
     )
 
@@ -96,8 +99,9 @@ def _check_storage(draft: Draft) -> None:
 
 
 BEFORE_DATA = (
-    _check_batches, _check_matmul, _check_workdir, _check_optimizer,
-    _check_teacher, _check_masks, _check_frozen, _check_storage,
+    _check_batches, _check_devices, _check_workdir, _check_optimizer,
+    _check_teacher, _check_algorithms, _check_first_mask, _check_frozen,
+    _check_storage,
 )
 """Functions of a `Draft` that raise ValueError."""
 
@@ -105,12 +109,6 @@ BEFORE_DATA = (
 def _check_storage_of_epochs(programs: Programs) -> None:
   if any(phase.counts_epochs for phase in programs.config.phases):
     storage.check_storage(programs.config, programs.plan, programs.mesh)
-
-
-def _check_base_width(programs: Programs) -> None:
-  parameterization = programs.config.parameterization
-  if parameterization is not None:
-    parameterization.width_multiplier(programs.model.config.d_model)
 
 
 def _check_amount_of_data(programs: Programs) -> None:
@@ -121,8 +119,5 @@ def _check_kernels(programs: Programs) -> None:
   _ = programs.sparse_steps  # Raises if the native library cannot be built.
 
 
-WITH_DATA = (
-    _check_storage_of_epochs, _check_base_width, _check_amount_of_data,
-    _check_kernels,
-)
+WITH_DATA = (_check_storage_of_epochs, _check_amount_of_data, _check_kernels)
 """Functions of the `Programs` of a run that raise ValueError."""

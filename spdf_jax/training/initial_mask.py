@@ -6,15 +6,13 @@ import functools
 from typing import Any
 
 import jax
-import optax
 
 from spdf_jax.sparsity import initial_masks
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity import sparsify
-from spdf_jax.sparsity.algorithms import algorithm
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.algorithms import with_default_init
+from spdf_jax.sparsity.algorithms.algorithm import for_kernels
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import structure_of
@@ -56,19 +54,27 @@ def mask_by_saliency(
   Raises:
     ValueError: the scores are not finite.
   """
-  axes = selection.select(where, params)
-  layers = selection.to_layers(params, params, axes)
   init = initial_masks.saliency(
       plan.phases[0].initial_mask or '', loss_fn, params, batch, where=where
   )
-  bound = algorithm.for_kernels(
-      plan.algorithm, selection.kernel_sizes(params, axes)
-  )
   mask = init(
-      jax.random.key(0), layers, bound.sparsity_at(0, layers),
+      jax.random.key(0), *_first_layers(plan, params, where),
       structure=_first_structure(plan),
   )
-  return selection.from_layers(mask, params, axes)
+  return selection.from_layers(mask, params, selection.select(where, params))
+
+
+def _first_layers(
+    plan: Plan, params: PyTree, where: Where
+) -> tuple[PyTree, PyTree]:
+  """Returns the sparsified layers, and their planned sparsities at step 0."""
+  axes = selection.select(where, params)
+  layers = selection.to_layers(params, params, axes)
+  algorithm = for_kernels(
+      create_algorithm(plan.phases[0].algorithm),
+      selection.kernel_sizes(params, axes),
+  )
+  return layers, algorithm.sparsity_at(0, layers)
 
 
 def _first_structure(plan: Plan) -> Structure:
@@ -166,6 +172,19 @@ def first_init(
   return init_with(plan, mask, where=where)
 
 
+def check_algorithms(plan: Plan, params: PyTree, where: Where) -> None:
+  """Raises ValueError if an algorithm has no masks for the parameters."""
+  layers = selection.to_layers(
+      params, params, selection.select(where, params)
+  )
+  for span in plan.spans:
+    algorithm = create_algorithm(span.algorithm)
+    try:
+      jax.eval_shape(algorithm.init, jax.random.key(0), layers)
+    except ValueError as error:
+      raise ValueError(f'phase {span.names[0]!r}: {error}') from error
+
+
 def check_first_mask(
     plan: Plan, params: PyTree, where: Where, *, are_trained: bool
 ) -> None:
@@ -192,12 +211,9 @@ def check_first_mask(
     )
   if not first.initial_mask:
     return
+  layers, sparsities = _first_layers(plan, params, where)
   if first.initial_mask in SALIENCIES:
-    algorithm = create_algorithm(first.algorithm)
-    layers = selection.to_layers(
-        params, params, selection.select(where, params)
-    )
-    if not any(jax.tree.leaves(algorithm.sparsity_at(0, layers))):
+    if not any(jax.tree.leaves(sparsities)):
       raise ValueError(
           f'phase {first.name!r} has the initial_mask {first.initial_mask!r} '
           'and begins with sparsity 0; give a higher initial sparsity, or no '
@@ -205,26 +221,7 @@ def check_first_mask(
       )
     return
   try:
-    mask = mask_of_run(first.initial_mask, params)
-    init = init_with(plan, mask, where=where)
-    sharing = plan.phases[:len(plan.spans[0].names)]
-    masked = sparsify(
-        optax.identity(), Plan(sharing, init=init).algorithm,
-        where=where, key=0,
-    )
-    jax.eval_shape(masked.init, params)
+    init = init_with(plan, mask_of_run(first.initial_mask, params), where=where)
+    init(jax.random.key(0), layers, sparsities)
   except ValueError as error:
     raise ValueError(f'phase {first.name!r}: {error}') from error
-
-
-def check_algorithms(plan: Plan, params: PyTree, where: Where) -> None:
-  """Raises ValueError if an algorithm has no masks for the parameters."""
-  layers = selection.to_layers(
-      params, params, selection.select(where, params)
-  )
-  for span in plan.spans:
-    algorithm = create_algorithm(span.algorithm)
-    try:
-      jax.eval_shape(algorithm.init, jax.random.key(0), layers)
-    except ValueError as error:
-      raise ValueError(f'phase {span.names[0]!r}: {error}') from error

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs of a run: its corpus, its task and the sources of batches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+import functools
 import logging
 import os
 
@@ -124,9 +125,22 @@ def _create_sources(
   return sources | {'task': examples}
 
 
-def tokens_per_epoch(source: data.Source, length: int) -> int:
-  """Returns the tokens of an epoch of a source, in rows of a length."""
-  return length * source.num_blocks(length)
+def tokens_per_epoch(
+    sources: Mapping[str, data.Source]
+) -> dict[str, Callable[[int], int]]:
+  """Returns functions from the length of rows to the tokens of an epoch.
+
+  Args:
+    sources: The sources, by name.
+
+  Returns:
+    The functions, by the name of their source.
+  """
+  tokens = lambda source, length: length * source.num_blocks(length)
+  return {
+      name: functools.partial(tokens, source)
+      for name, source in sources.items()
+  }
 
 
 def check_validation(

@@ -178,24 +178,19 @@ class Programs:
   @functools.cached_property
   def step(self) -> Any:
     """Jitted training step, which donates its first argument, the state."""
-    # With compact storage kernels run in `compact_step`; the branch between
-    # them and dense products would slow this one down.
-    is_compact = self.storage == 'compact'
-    return self._jit_step(
-        self.shardings, None if is_compact else self.sparse_steps
-    )
+    return self._jit_dense(self._branch)
 
   @functools.cached_property
   def dense_step(self) -> Any:
     """The same for dense phases, which need no branch to kernels."""
-    if self.storage == 'compact' or self.sparse_steps is None:
-      return self.step
-    return self._jit_step(self.shardings, None)
+    return self.step if self._branch is None else self._jit_dense(None)
 
   @functools.cached_property
   def compact_step(self) -> Any:
     """Jitted training step of compact states, which hold kept values only."""
-    return self._jit_step(self._replicated, self.sparse_steps)
+    return self._jit_step(
+        self._replicated, storage.compact_apply(self.model, self.sparse_steps)
+    )
 
   @property
   def _replicated(self) -> jax.sharding.NamedSharding:
@@ -206,12 +201,26 @@ class Programs:
     """Key of the dropout of all steps; `None`: the model has no dropout."""
     return self._key(DROPOUT) if self.model.config.dropout else None
 
+  @property
+  def _branch(self) -> matmul.SparseSteps | None:
+    """Kernels of steps on dense states; `None`: XLA runs all, in no branch."""
+    # With compact storage kernels run in `compact_step`; the branch between
+    # them and dense products would slow the other steps down.
+    return None if self.storage == 'compact' else self.sparse_steps
+
+  def _jit_dense(self, sparse_steps: matmul.SparseSteps | None) -> Any:
+    apply_fn = matmul.dense_apply(self.config.matmul, self.model)
+    return self._jit_step(self.shardings, apply_fn, sparse_steps)
+
   def _jit_step(
-      self, shardings: Any, sparse_steps: matmul.SparseSteps | None
+      self,
+      shardings: Any,
+      apply_fn: matmul.ApplyFn,
+      sparse_steps: matmul.SparseSteps | None = None,
   ) -> Any:
     step = functools.partial(
         train_step,
-        apply_fn=matmul.dense_apply(self.config.matmul, self.model),
+        apply_fn=apply_fn,
         optimizer=self.optimizer,
         learning_rate=self.plan.learning_rate,
         sparse_steps=sparse_steps,
@@ -239,17 +248,15 @@ class Programs:
       The jitted step and the state, which the step donates.
     """
     if storage.is_compact_at(self.storage, self.plan, step):
-      if not storage.is_compact(state):
-        state = storage.to_compact(state, self._replicated)
-      return self.compact_step, state
+      return self.compact_step, storage.convert(
+          state, 'compact', self._replicated
+      )
     is_dense = self.plan.phase_at(step).is_dense
     return self.dense_step if is_dense else self.step, self.to_dense(state)
 
   def to_dense(self, state: TrainState) -> TrainState:
     """Converts a state to dense arrays, for checkpoints and evaluations."""
-    if not storage.is_compact(state):
-      return state
-    return storage.to_dense(state, self.shardings)
+    return storage.convert(state, 'dense', self.shardings)
 
   def compile_step(self, batch_size: int, length: int) -> Any:
     """Compiles the step for a batch shape, without any arrays."""

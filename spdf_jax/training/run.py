@@ -15,11 +15,9 @@ import numpy as np
 
 from spdf_jax import data
 from spdf_jax import files
-from spdf_jax import models
 from spdf_jax.training import checks
 from spdf_jax.training import initial_state
 from spdf_jax.training import inputs
-from spdf_jax.training import own_models
 from spdf_jax.training import plan as plans
 from spdf_jax.training import programs as programs_
 from spdf_jax.training.checkpoints import files as checkpoint_files
@@ -28,9 +26,7 @@ from spdf_jax.training.checkpoints import workdir as workdirs
 from spdf_jax.training.configs import config as configs
 from spdf_jax.training.configs.config import RunConfig
 from spdf_jax.training.configs.early_stop import Best
-from spdf_jax.training.configs.settings import ModelConfig
 from spdf_jax.training.loop import processes
-from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.programs import Programs
 from spdf_jax.training.step import mesh as meshes
@@ -101,7 +97,7 @@ class Run:
     """
     config = configs.parse(config)
     mesh = meshes.create_mesh(**dataclasses.asdict(config.mesh))
-    model = _create_model(config.model)
+    model = config.model.create_model()
     init = jax.jit(functools.partial(_init_params, model, config.seed))
     params = jax.eval_shape(init)
     parameters = _number_of_parameters(params)
@@ -114,12 +110,8 @@ class Run:
     )
     if any(phase.counts_epochs for phase in config.phases):
       plan = plans.create_plan(
-          config.phases,
-          tokens_per_epoch={
-              name: functools.partial(inputs.tokens_per_epoch, source)
-              for name, source in sources.items()
-          },
-          parameters=parameters,
+          config.phases, parameters=parameters,
+          tokens_per_epoch=inputs.tokens_per_epoch(sources),
       )
     programs = Programs(
         config, model, mesh, sources, init,
@@ -177,54 +169,16 @@ class Run:
     config = workdirs.with_recorded_start(self.config, self.workdir)
     if config is not self.config:
       self.programs = dataclasses.replace(self.programs, config=config)
-    state = self.checkpoints.restore_latest(self.programs.abstract_state)
-    if state is None and (self.workdir / workdirs.CONFIG).exists():
-      logger.info(
-          'this workdir has no checkpoint yet, so the run begins again; it '
-          'writes one every %d steps', self.config.checkpoints.every,
-      )
-    self.best = {}
-    ends: Mapping[str, int] = {}
-    if state is not None:
-      step = int(state.step)
-      logger.info('resuming from step %d of this workdir', step)
-      ends = self.checkpoints.ends_until(step)
-      self.best = self.checkpoints.best_until(step)
-    elif self.config.resume:
-      state, ends = workdirs.read_source(self.config.resume, self._resume)
-    elif self.config.init_from:
-      state = initial_state.from_params(self.programs, workdirs.read_source(
-          self.config.init_from, self._read_params
-      ))
-    else:
-      state = initial_state.create(self.programs)
-    self._follow(ends)
+    start = initial_state.find_start(
+        self.programs, self.checkpoints, self.workdir, self.fingerprints
+    )
+    self.best = dict(start.best)
+    self._follow(start.ends)
     # The next phase may be another than that for which the state was saved.
-    self.state = with_dense_grads(state, self.plan.algorithm)
+    self.state = with_dense_grads(start.state, self.plan.algorithm)
     # Written last, so that a run refused above leaves no config in the workdir.
     if processes.is_main_process():
       workdirs.write_workdir_config(self.workdir, self.config)
-
-  def _resume(
-      self, checkpoint: pathlib.Path
-  ) -> tuple[TrainState, Mapping[str, int]]:
-    """Returns the state of a checkpoint, and the ends of its phases."""
-    ends = workdirs.past_ends(checkpoint)
-    last = self.plan.with_ends(ends).total_steps
-    if int(checkpoint.name) >= last:
-      raise ValueError(
-          f'resume: {checkpoint} is at step {checkpoint.name} of {last}, '
-          'which leaves nothing to train; add a phase to phases.order, or give '
-          'an earlier checkpoint.'
-      )
-    logger.info('resuming from %s', checkpoint)
-    return self.read_checkpoint(checkpoint), ends
-
-  def _read_params(self, checkpoint: pathlib.Path) -> PyTree:
-    logger.info('starting from the parameters of %s', checkpoint)
-    return checkpoint_files.read_params(
-        checkpoint, self.programs.abstract_state.params
-    )
 
   def close(self) -> None:
     """Completes the saves that have begun, and releases the workdir."""
@@ -346,7 +300,7 @@ class Run:
   @functools.cached_property
   def _teacher_fingerprint(self) -> str:
     # A run goes on when its teacher is deleted after the start.
-    return teacher.teacher_fingerprint(self.config.loss.teacher)
+    return teacher.teacher_fingerprint(self.config.loss.teacher or '')
 
   @property
   def parameters(self) -> int:
@@ -360,12 +314,6 @@ class Run:
         (p.length for p in self.plan.phases if p.data == 'corpus'),
         default=self.model.config.max_length,
     )
-
-
-def _create_model(config: ModelConfig) -> models.Model:
-  if isinstance(config.sizes, OwnSizes):
-    return own_models.create_own_model(config.preset, config.sizes)
-  return models.model_of(config.sizes)
 
 
 def _init_params(model: Any, seed: int) -> PyTree:

@@ -46,11 +46,11 @@ def test_it_is_the_reference_at_every_sparsity(sparsity, side, stack):
   x, w, mask = operands(sparsity, side, stack=stack)
   w = jnp.where(mask, w, jnp.nan)
   for grad_mask in (mask, jnp.ones_like(mask)):
-    found = differentiated('auto', x, w, mask, grad_mask)
+    actual = differentiated('auto', x, w, mask, grad_mask)
     expected = differentiated('reference', x, w, mask, grad_mask)
     jax.tree.map(
         lambda one, other: np.testing.assert_allclose(one, other, atol=2e-4),
-        found, expected,
+        actual, expected,
     )
 
 

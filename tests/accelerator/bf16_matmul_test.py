@@ -151,10 +151,10 @@ def test_a_tied_head_reads_out_any_number_of_axes(name, leading, has_bfloat16):
   params = model.init(jax.random.key(0), tokens)
   chosen = (*(slice(n) for n in leading), *(0 for _ in range(2 - len(leading))))
   read_out = lambda head, x: head(x[chosen])
-  found = model.apply(params, tokens, read_out=read_out)
-  assert found.dtype == jnp.float32
+  logits = model.apply(params, tokens, read_out=read_out)
+  assert logits.dtype == jnp.float32
   np.testing.assert_allclose(
-      found, model.apply(params, tokens)[chosen], rtol=1e-5, atol=1e-6
+      logits, model.apply(params, tokens)[chosen], rtol=1e-5, atol=1e-6
   )
 
 

@@ -142,9 +142,9 @@ def gathers_of_masks(text):
   return [line for line in text.splitlines() if is_gather.search(line)]
 
 
-def assert_is_of(platform, found, devices):
-  text = found.mlir_module()
-  assert found.platforms == (platform,) and found.nr_devices == devices
+def assert_is_of(platform, program, devices):
+  text = program.mlir_module()
+  assert program.platforms == (platform,) and program.nr_devices == devices
   assert not calls_in(text)
   assert not re.search(r'(<|x)f64>', text)
   assert HISTOGRAM not in text
@@ -155,8 +155,8 @@ def assert_is_of(platform, found, devices):
     'algorithm, platform, devices', cases(ALGORITHMS, 'rigl')
 )
 def test_a_training_step_is_lowered(algorithm, platform, devices):
-  found = exported(step(make_run(algorithm, devices)), platform)
-  assert_is_of(platform, found, devices)
+  program = exported(step(make_run(algorithm, devices)), platform)
+  assert_is_of(platform, program, devices)
 
 
 @pytest.mark.ci
@@ -170,8 +170,8 @@ def test_histograms_rank_weights_on_cpus_only():
 def test_evaluation_generation_and_optimizers_are_lowered(
     name, platform, devices
 ):
-  found = exported(PROGRAMS[name](make_run('rigl', devices)), platform)
-  assert_is_of(platform, found, devices)
+  program = exported(PROGRAMS[name](make_run('rigl', devices)), platform)
+  assert_is_of(platform, program, devices)
 
 
 def test_generation_by_scanned_layers_has_the_products_of_one_layer():
@@ -210,9 +210,9 @@ def has_cudnn(monkeypatch):
 def test_attention_is_by_cudnn_in_16_bits_on_cuda_only(
     dtype, platform, has_cudnn
 ):
-  found = exported(step(make_run(model__dtype=dtype)), platform)
+  program = exported(step(make_run(model__dtype=dtype)), platform)
   by_cudnn = platform == 'cuda' and dtype == 'bfloat16'
-  assert calls_in(found.mlir_module()) == (set(CUDNN) if by_cudnn else set())
+  assert calls_in(program.mlir_module()) == (set(CUDNN) if by_cudnn else set())
 
 
 @pytest.mark.parametrize('name', [
@@ -238,7 +238,7 @@ def test_products_are_those_of_a_program_traced_on_a_gpu(name, monkeypatch):
 def sizes_of(types):
   """Returns sizes and dtypes of a product's operands and of its result."""
   x, y, z = (
-      '×'.join(sorted(found.split('x')))
-      for found in re.findall(r'tensor<(\w+)>', types)
+      '×'.join(sorted(shape.split('x')))
+      for shape in re.findall(r'tensor<(\w+)>', types)
   )
   return *sorted((x, y)), z

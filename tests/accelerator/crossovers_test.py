@@ -77,8 +77,8 @@ def test_an_unknown_processor_is_measured_once(
     return 0.8
 
   monkeypatch.setattr(crossovers, 'measure_crossover', measure)
-  found = [crossovers.crossover('float32', 64, 4096) for _ in range(2)]
-  assert found == [0.8, 0.8] and measured == [
+  limits = [crossovers.crossover('float32', 64, 4096) for _ in range(2)]
+  assert limits == [0.8, 0.8] and measured == [
       ('float32', 64, 1024, False)
   ]
   assert 'Unheard' in caplog.text and 'above 80.0%' in caplog.text
@@ -94,8 +94,8 @@ def test_a_measurement_is_of_one_kind_of_processor_and_number_of_cores(
     on_processor, monkeypatch
 ):
   on_processor('Unheard', 'avx2')
-  found = iter([0.8, 0.7, 0.6])
-  monkeypatch.setattr(crossovers, 'measure_crossover', lambda *_: next(found))
+  values = iter([0.8, 0.7, 0.6])
+  monkeypatch.setattr(crossovers, 'measure_crossover', lambda *_: next(values))
   find = functools.partial(crossovers.crossover, 'float32', 64, 4096)
   monkeypatch.setattr(processor, 'cpuinfo', lambda: 'model\t: 1\nMHz\t: 9\n')
   assert find() == 0.8
@@ -130,8 +130,8 @@ def test_by_vectors_blocks_pay_at_least_where_other_zeros_do(
   on_processor(vendor, 'avx512')
   measured = lambda *args: 0.1 if args[-1] else 0.6
   monkeypatch.setattr(crossovers, 'measure_crossover', measured)
-  found = [crossovers.crossover('float32', 128, 64, b) for b in (True, False)]
-  assert found[0] == wanted and found[0] <= found[1]
+  limits = [crossovers.crossover('float32', 128, 64, b) for b in (True, False)]
+  assert limits[0] == wanted and limits[0] <= limits[1]
 
 
 def test_masks_of_blocks_have_the_crossover_of_the_matrix_unit(
@@ -140,8 +140,8 @@ def test_masks_of_blocks_have_the_crossover_of_the_matrix_unit(
   monkeypatch.setattr(crossovers, 'measure_crossover', lambda *args: 0.2)
   monkeypatch.setattr(native, 'has_matrix_unit', lambda: True)
   on_processor('GenuineIntel with AMX', 'avx512bf16')
-  found = [crossovers.crossover('bfloat16', 128, 64, b) for b in (True, False)]
-  assert found[0] < found[1] == 0.95 and not [*tmp_path.iterdir()]
+  limits = [crossovers.crossover('bfloat16', 128, 64, b) for b in (True, False)]
+  assert limits[0] < limits[1] == 0.95 and not [*tmp_path.iterdir()]
   on_processor('Unheard with AMX', 'avx512bf16')
   assert crossovers.crossover('bfloat16', 128, 64, True) == 0.2
   cache, = tmp_path.iterdir()
@@ -233,9 +233,9 @@ def test_kernels_are_used_from_where_they_are_faster(
     return results
 
   monkeypatch.setattr(jax, 'block_until_ready', finished)
-  found = crossovers.measure_crossover('float32', 64, 64)
+  limit = crossovers.measure_crossover('float32', 64, 64)
   # Masks of exactly this sparsity use them, also if counts are rounded.
-  assert wanted - 0.01 < found < wanted or found == wanted == crossovers.NEVER
+  assert wanted - 0.01 < limit < wanted or limit == wanted == crossovers.NEVER
 
 
 @pytest.mark.parametrize('slower, wanted', [
@@ -254,13 +254,13 @@ def test_kernels_that_win_at_some_sparsities_only_are_used_beyond_them(
     return results
 
   monkeypatch.setattr(jax, 'block_until_ready', finished)
-  found = crossovers.measure_crossover('float32', 64, 64)
-  assert wanted - 0.01 < found < wanted or found == wanted == crossovers.NEVER
+  limit = crossovers.measure_crossover('float32', 64, 64)
+  assert wanted - 0.01 < limit < wanted or limit == wanted == crossovers.NEVER
 
 
 def test_a_measurement_here_ends_in_a_usable_number():
-  found = crossovers.measure_crossover('float32', 64, 64)
-  assert 0 < found <= crossovers.NEVER
+  limit = crossovers.measure_crossover('float32', 64, 64)
+  assert 0 < limit <= crossovers.NEVER
 
 
 @pytest.mark.parametrize('lines, wanted', [

@@ -283,17 +283,17 @@ void Compare(const Case& c, const char* kernels, const char* what,
     if (std::isfinite(value)) scale = std::max(scale, std::abs(value));
   }
   for (int64_t i = 0; i < got.size(); ++i) {
-    const double found = Wide(got[i]);
+    const double result = Wide(got[i]);
     const double tolerance =
         kTolerance * scale + Rounding(Element()) * std::abs(want[i]);
-    bool equal = std::abs(want[i] - found) <= tolerance;
+    bool equal = std::abs(want[i] - result) <= tolerance;
     // An expected zero is an empty sum, which must be exactly zero.
-    if (!std::isfinite(want[i]) || want[i] == 0) equal = want[i] == found;
-    if (std::isnan(want[i])) equal = std::isnan(found);
+    if (!std::isfinite(want[i]) || want[i] == 0) equal = want[i] == result;
+    if (std::isnan(want[i])) equal = std::isnan(result);
     if (equal) continue;
     char why[100];
     std::snprintf(why, sizeof why, "entry %d is %.9g instead of %.9g",
-                  static_cast<int>(i), found, want[i]);
+                  static_cast<int>(i), result, want[i]);
     Fail(c, kernels, what, why);
   }
 }
@@ -553,15 +553,15 @@ int main() {
   std::vector<const spdf::Kernels<float>*> float_blocks;
   std::vector<const spdf::Kernels<Bfloat16>*> bfloat16, bfloat16_blocks;
 #if defined(__x86_64__)
-  if (const auto* found = spdf::FindKernels<float>("avx2")) {
-    if (found != &spdf::kAvx2blocks) std::abort();
+  if (const auto* blocks = spdf::FindKernels<float>("avx2")) {
+    if (blocks != &spdf::kAvx2blocks) std::abort();
     floats.push_back(&spdf::kAvx2);
-    float_blocks.push_back(found);
+    float_blocks.push_back(blocks);
   }
-  if (const auto* found = spdf::FindKernels<float>("avx512")) {
-    if (found != &spdf::kAvx512blocks) std::abort();
+  if (const auto* blocks = spdf::FindKernels<float>("avx512")) {
+    if (blocks != &spdf::kAvx512blocks) std::abort();
     floats.push_back(&spdf::kAvx512);
-    float_blocks.push_back(found);
+    float_blocks.push_back(blocks);
   }
   if (spdf::FindKernels<Bfloat16>()) {
     bfloat16 = {&spdf::kAvx512bf16};

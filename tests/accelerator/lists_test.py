@@ -55,11 +55,11 @@ def product(x, w, mask):
   return wide(x) @ np.where(mask, wide(w), 0)
 
 
-def assert_close(found, wanted, tolerance=2e-6):
-  found = np.asarray(found).astype(np.float64)
-  assert found.shape == wanted.shape
+def assert_close(actual, wanted, tolerance=2e-6):
+  actual = np.asarray(actual).astype(np.float64)
+  assert actual.shape == wanted.shape
   scale = max(1.0, np.abs(wanted).max())
-  np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * scale)
+  np.testing.assert_allclose(actual, wanted, rtol=0, atol=tolerance * scale)
 
 
 def check(lowering, seed, *shape, dtype='float32'):
@@ -160,13 +160,13 @@ def test_vmap_over_either_operand_is_a_loop(axes):
   assert stack.shape == w.shape
   at = lambda i: jax.tree.map(lambda a: a[i], stack)
   x_axis, w_axis = axes
-  found = jax.vmap(listed_matmul, axes)(
+  products = jax.vmap(listed_matmul, axes)(
       x[0] if x_axis is None else np.moveaxis(x, 0, x_axis),
       at(0) if w_axis is None else stack,
   )
   for i in range(3):
     j, k = (0 if axis is None else i for axis in axes)
-    assert_close(found[i], product(x[j], w[k], mask[k]))
+    assert_close(products[i], product(x[j], w[k], mask[k]))
 
 
 @pytest.mark.parametrize('error, call, message', [
@@ -223,10 +223,10 @@ def dense_and_sparse(config):
     pytest.param(LLAMA, marks=pytest.mark.slow),
 ])
 def test_greedy_texts_are_those_of_the_dense_model(config):
-  found, wanted = (
+  actual, wanted = (
       generate(*model, PROMPTS, **SEARCH) for model in dense_and_sparse(config)
   )
-  assert found == wanted and any(found)
+  assert actual == wanted and any(actual)
 
 
 @needs_kernels

@@ -100,7 +100,7 @@ def results(draw):
   return f(draw.x, draw.w, draw.dy, draw.mask, draw.grad_mask)
 
 
-def assert_rounded(found, left, right, mask=True):
+def assert_rounded(actual, left, right, mask=True):
   """Compares with left @ right, to the bound of sums of floats.
 
   Products of two bfloat16 are exact in float32; of floats, they may be rounded.
@@ -113,9 +113,9 @@ def assert_rounded(found, left, right, mask=True):
   gamma = (left.shape[-1] + 2) * 2.0**-24
   gamma /= 1 - gamma
   error = gamma * (np.abs(left) @ np.abs(right))
-  rounding = 0 if found.dtype == 'float32' else ROUNDING
+  rounding = 0 if actual.dtype == 'float32' else ROUNDING
   bound = error + rounding * (np.abs(exact) + error) + 1e-30
-  assert (np.abs(wide(found) - np.where(mask, exact, 0)) <= bound).all()
+  assert (np.abs(wide(actual) - np.where(mask, exact, 0)) <= bound).all()
 
 
 def check(draw):
@@ -124,19 +124,19 @@ def check(draw):
     x, dy = wide(draw.x[i]), wide(draw.dy[i])
     mask, grad_mask = draw.mask[i], draw.grad_mask[i]
     w = np.where(mask, wide(draw.w[i]), 0)
-    for found in (y, packed[0]):
-      assert_rounded(found[i], x, w)
-    for found in (dx, alone[0], packed[1], packed_alone[0]):
-      assert_rounded(found[i], dy, w.T)
-    for found in (dw, alone[1]):
-      kept = jnp.where(grad_mask, found[i], 0)
-      np.testing.assert_array_equal(wide(found[i]), wide(kept))
+    for product in (y, packed[0]):
+      assert_rounded(product[i], x, w)
+    for product in (dx, alone[0], packed[1], packed_alone[0]):
+      assert_rounded(product[i], dy, w.T)
+    for product in (dw, alone[1]):
+      kept = jnp.where(grad_mask, product[i], 0)
+      np.testing.assert_array_equal(wide(product[i]), wide(kept))
       assert_rounded(kept, x.T, dy, grad_mask)
-    for found in (packed[2], packed_alone[1]):
-      spread = np.zeros(mask.shape, found.dtype)
-      spread[mask] = found[i][:mask.sum()]
+    for product in (packed[2], packed_alone[1]):
+      spread = np.zeros(mask.shape, product.dtype)
+      spread[mask] = product[i][:mask.sum()]
       assert_rounded(spread, x.T, dy, mask)
-      np.testing.assert_array_equal(wide(found[i])[mask.sum():], 0)
+      np.testing.assert_array_equal(wide(product[i])[mask.sum():], 0)
 
 
 # With the default seeds, a gradient mask is equal, other blocks, or all.
@@ -202,11 +202,11 @@ def test_sums_have_one_order_whether_packed_or_alone(dtype):
       wide, results(draw)
   )
   np.testing.assert_array_equal(packed[0], y)
-  for found in (alone[0], packed[1], packed_alone[0]):
-    np.testing.assert_array_equal(found, dx)
+  for product in (alone[0], packed[1], packed_alone[0]):
+    np.testing.assert_array_equal(product, dx)
   np.testing.assert_array_equal(alone[1], dw)
-  for found in (packed[2], packed_alone[1]):
-    np.testing.assert_array_equal(found[0][:draw.mask.sum()], dw[draw.mask])
+  for product in (packed[2], packed_alone[1]):
+    np.testing.assert_array_equal(product[0][:draw.mask.sum()], dw[draw.mask])
 
 
 @with_dtypes

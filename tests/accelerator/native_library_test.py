@@ -183,14 +183,14 @@ def no_compiler(tmp_path):
 @pytest.fixture(scope='module')
 def quick_compiler(tmp_path_factory):
   """Returns a compiler that does not optimize, and compiles nothing twice."""
-  found = next(filter(None, map(shutil.which, ('g++', 'clang++', 'c++'))))
+  compiler = next(filter(None, map(shutil.which, ('g++', 'clang++', 'c++'))))
   folder = tmp_path_factory.mktemp('bin')
   return write_script(folder / 'quick', textwrap.dedent(f'''
-      case "$*" in *-o*) ;; *) exec {found} "$@";; esac
+      case "$*" in *-o*) ;; *) exec {compiler} "$@";; esac
       for a; do made=$a; done
       kept={folder}/$(for a; do echo "${{a##*/}}"; done | cksum | tr ' ' .)
       if [ ! -e $kept ]; then
-        {found} "$@" -O0 || exit; cp $made $kept.$$; mv $kept.$$ $kept
+        {compiler} "$@" -O0 || exit; cp $made $kept.$$; mv $kept.$$ $kept
       fi
       cp $kept $made
   '''))
@@ -271,9 +271,9 @@ def test_without_a_compiler_it_warns_once_and_uses_the_reference(
 ):
   code = MULTIPLY.replace('DTYPE', '"float32"')
   out, err, code = run(code, tmp_path / 'cache', **no_compiler)
-  available, reference, found = out.splitlines()
+  available, reference, product = out.splitlines()
   assert (available, code) == ('False', 0), err
-  assert found == reference
+  assert product == reference
   (warning,) = [line for line in err.splitlines() if 'native' in line]
   assert 'there is no C++ compiler (g++, clang++, c++) on PATH' in warning
   assert 'Traceback' not in err
@@ -287,9 +287,9 @@ def test_without_kernels_of_bfloat16_it_warns_once_and_uses_the_reference(
   wish = dict(CXX=quick_compiler, SPDF_NATIVE_KERNELS='portable')
   code = MULTIPLY.replace('DTYPE', '"bfloat16"')
   out, err, status = run(code, warm[0], **wish)
-  available, reference, found = out.splitlines()
+  available, reference, product = out.splitlines()
   assert (available, status) == ('False', 0), err
-  assert found == reference
+  assert product == reference
   (warning,) = [line for line in err.splitlines() if 'native' in line]
   assert 'bfloat16 are not used: they need a processor with AVX-512' in warning
 

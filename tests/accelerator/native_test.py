@@ -88,12 +88,12 @@ def make_case(seed, tokens, inputs, outputs, sparsity, skew, wanted):
   return case
 
 
-def assert_close(found, wanted, dtype='float32'):
+def assert_close(actual, wanted, dtype='float32'):
   # Of bfloat16: y, its cotangent, a product and its cotangent are rounded.
   tolerance = 2e-6 if dtype == 'float32' else 4 * ROUNDING
-  found, wanted = jax.tree.leaves(found), jax.tree.leaves(wanted)
-  assert len(found) == len(wanted)
-  for a, b in zip(found, wanted):
+  actual, wanted = jax.tree.leaves(actual), jax.tree.leaves(wanted)
+  assert len(actual) == len(wanted)
+  for a, b in zip(actual, wanted):
     a, b = np.asarray(a, np.float64), np.asarray(b)
     assert a.shape == b.shape
     scale = max(1.0, np.abs(b).max())
@@ -116,9 +116,9 @@ def check(case, dtype='float32'):
     return y, both, hvp, (*of_x, *of_w)
 
   y, both, hvp = oracle(case)
-  found = jax.jit(with_gradients_alone)(*args)
-  assert_close(found, (y, both, hvp, both), dtype)
-  dw = np.asarray(found[1][1])
+  actual = jax.jit(with_gradients_alone)(*args)
+  assert_close(actual, (y, both, hvp, both), dtype)
+  dw = np.asarray(actual[1][1])
   np.testing.assert_array_equal(dw[~case.grad_mask], 0)
 
 
@@ -216,8 +216,10 @@ def test_results_that_outgrow_caches_are_right(dtype):
     return multiply(x, w, mask), *pullback(x)
 
   y, dx, _ = jax.jit(results)(x, w, dy)
-  for found in (y, dx):
-    np.testing.assert_array_equal(np.asarray(found, np.float32), x @ (mask * w))
+  for product in (y, dx):
+    np.testing.assert_array_equal(
+        np.asarray(product, np.float32), x @ (mask * w)
+    )
 
 
 def check_packed(case, spare=0, dtype='float32'):
@@ -240,8 +242,8 @@ def check_packed(case, spare=0, dtype='float32'):
   y, (dx, dw), _ = oracle(case)
   dvalues = np.zeros(values.shape)
   dvalues[:kept] = dw[case.mask]
-  found = jax.jit(everything)(case.x, values, packed, case.weights)
-  assert_close(found, (y, (dx, dvalues), (dx, dvalues)), dtype)
+  actual = jax.jit(everything)(case.x, values, packed, case.weights)
+  assert_close(actual, (y, (dx, dvalues), (dx, dvalues)), dtype)
 
 
 @with_dtypes

@@ -51,15 +51,15 @@ def products(x, w, mask, lowering, grad_mask=None):
 
 
 def assert_equal_to_reference(lowering, *args):
-  found, wanted = products(*args, lowering), products(*args, 'reference')
+  actual, wanted = products(*args, lowering), products(*args, 'reference')
   eps = jnp.finfo(args[0].dtype).eps
-  for a, b in zip(found, wanted):
+  for a, b in zip(actual, wanted):
     assert a.dtype == b.dtype
     b = np.asarray(b, np.float64)
     np.testing.assert_allclose(
         np.asarray(a, np.float64), b, atol=8 * eps * np.abs(b).max(), rtol=0
     )
-  assert not np.asarray(found[2])[~np.asarray(args[2])].any()
+  assert not np.asarray(actual[2])[~np.asarray(args[2])].any()
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

@@ -45,10 +45,10 @@ PRELUDE = textwrap.dedent('''
           like_x(Y @ W.T), grad_mask * (X.T @ Y)
       ), (like_x(D @ W.T + Y @ V.T), grad_mask * (U.T @ Y + X.T @ D))
 
-    def check(found, wanted=None):
-      found = jax.block_until_ready(found)
+    def check(actual, wanted=None):
+      actual = jax.block_until_ready(actual)
       wanted = oracle() if wanted is None else wanted
-      for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted)):
+      for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted)):
         assert a.shape == b.shape
         np.testing.assert_allclose(
             a, b, rtol=0, atol=2e-6 * max(1, abs(b).max())
@@ -92,10 +92,10 @@ EXPLICIT = '''
             put(a, s) for a, s in
             ((x, x_spec), (w, w_spec), (vx, x_spec), (vw, w_spec))
         ]
-        found = jax.jit(lambda *args: everything(f, *args))(*args)
-        check(found)
+        actual = jax.jit(lambda *args: everything(f, *args))(*args)
+        check(actual)
         # A gradient is laid out as what it is the gradient of.
-        for grad, arg in zip(found[1], args):
+        for grad, arg in zip(actual[1], args):
           assert jax.typeof(grad).sharding == jax.typeof(arg).sharding
         check(everything(f, *args))  # And outside of jit.
 
@@ -105,13 +105,13 @@ EXPLICIT = '''
       value, (dx, dw), _ = oracle()
       args = put(x, P('data')), put(w, P(None, 'model'))
       check(jax.vmap(f, (0, None))(*args), value)
-      found = jax.vmap(gradient(f), (0, None))(*args)
-      check(found[0], dx)
-      check(found[1].sum(0), dw)
+      actual = jax.vmap(gradient(f), (0, None))(*args)
+      check(actual[0], dx)
+      check(actual[1].sum(0), dw)
       stack = lambda a: np.stack([a] * 4)
       args = put(x, P()), put(stack(w), P('data', None, 'model'))
-      found = jax.vmap(gradient(f), (None, 0))(*args)
-      check(found, (stack(dx), stack(dw)))
+      actual = jax.vmap(gradient(f), (None, 0))(*args)
+      check(actual, (stack(dx), stack(dw)))
       text = str(jax.make_jaxpr(jax.vmap(gradient(f), (None, 0)))(*args))
       assert 'f32[4@data,16,32@model] = sampled_matmul' in text
       assert 'f32[4@data,4,8,16] = sparse_matmul' in text

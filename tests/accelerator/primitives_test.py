@@ -89,8 +89,8 @@ def measured(case, multiply=sparse_matmul):
   )
 
 
-def assert_close(found, wanted, tolerance=2e-6):
-  for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted)):
+def assert_close(actual, wanted, tolerance=2e-6):
+  for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted)):
     a, b = np.asarray(a, np.float64), np.asarray(b)
     assert a.shape == b.shape
     scale = max(1.0, np.abs(b).max())
@@ -184,8 +184,8 @@ def test_vmap_over_any_operand_is_a_loop(seed, mapped, axis):
       axes.append(axis)
   if not mapped[1]:  # Where the mask differs, so do the weights it hides.
     args[1] = stack.w[0]
-  found = jax.vmap(everything, axes)(*args)
-  assert_close(found, jax.tree.map(lambda *xs: np.stack(xs), *wanted))
+  actual = jax.vmap(everything, axes)(*args)
+  assert_close(actual, jax.tree.map(lambda *xs: np.stack(xs), *wanted))
 
 
 @pytest.mark.parametrize('mapped', [(False, True, True), (True, False, True)])
@@ -205,11 +205,11 @@ def test_vmap_over_any_packed_operand_is_a_loop(mapped):
   given_args = [
       np.moveaxis(a, 0, axis) if m else a[0] for a, m in zip(args, mapped)
   ]
-  found = jax.jit(jax.vmap(f, axes))(*given_args)
+  gradients = jax.jit(jax.vmap(f, axes))(*given_args)
   f = jax.jit(f)
   for i in range(3):
     wanted = f(*(a[i if m else 0] for a, m in zip(args, mapped)))
-    assert_close((found[0][i], found[1][i]), wanted)
+    assert_close((gradients[0][i], gradients[1][i]), wanted)
 
 
 @pytest.mark.parametrize('storage', STORAGES)
@@ -280,9 +280,9 @@ def test_every_dtype_keeps_its_own_and_is_right_within_its_precision(
     setattr(case, name, np.asarray(rounded.astype(jnp.float32)))
   everything, args = measured(case, multiply)
   args = [a if a.dtype == bool else jnp.asarray(a, dtype) for a in args]
-  found = jax.jit(everything)(*args)
-  assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
-  assert_close(found, oracle(case), TOLERANCE[dtype])
+  actual = jax.jit(everything)(*args)
+  assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {jnp.dtype(dtype)}
+  assert_close(actual, oracle(case), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize('chosen, expected', [
@@ -322,10 +322,10 @@ def test_gradients_of_packed_values_are_those_of_the_matrix_bit_for_bit():
       CASE.weights * sparse_matmul(x, w, mask) ** 2
   ).sum()
   wanted = jax.grad(loss, (0, 1))(CASE.x, CASE.w, CASE.mask)
-  found = jax.grad(loss, (0, 1))(CASE.x, take(CASE.w), packed)
-  np.testing.assert_array_equal(found[0], wanted[0])
-  np.testing.assert_array_equal(found[1], take(wanted[1]))
-  assert found[1].shape == (size,)
+  gradients = jax.grad(loss, (0, 1))(CASE.x, take(CASE.w), packed)
+  np.testing.assert_array_equal(gradients[0], wanted[0])
+  np.testing.assert_array_equal(gradients[1], take(wanted[1]))
+  assert gradients[1].shape == (size,)
 
 
 def test_a_nan_in_the_output_gradient_reaches_chosen_weights_only():

@@ -81,9 +81,9 @@ def check(loss, params, mask, *args, grad=jax.value_and_grad, reached=None):
           one, other, atol=1e-5, rtol=1e-4
       ), grads, dense,
   )
-  found = explain(loss, lowering='native')(kept, *args, mask=mask)
-  assert not found.dense, str(found)
-  assert len(found.reached) == len(jax.tree.leaves(mask))
+  table = explain(loss, lowering='native')(kept, *args, mask=mask)
+  assert not table.dense, str(table)
+  assert len(table.reached) == len(jax.tree.leaves(mask))
 
 
 @pytest.mark.parametrize('scanned', [False, True], ids=['plain', 'scan, remat'])
@@ -116,12 +116,12 @@ def test_boxed_parameters():
   loss = lambda p, x: jnp.mean(Boxed().apply({'params': p}, x) ** 2)
   mask = jax.tree.map(lambda w: w > 0 if w.ndim == 2 else None, params)
   for given in (mask, nn.unbox(mask)):
-    found = jax.grad(skip_zeros(loss))(params, x, mask=given)
+    grads = jax.grad(skip_zeros(loss))(params, x, mask=given)
     kernel = nn.unbox(params)['Dense_0']['kernel']
     kept = jax.tree.map(lambda w: jnp.where(w > 0, w, 0), params)
     expected = nn.unbox(jax.grad(loss)(kept, x))['Dense_0']['kernel']
     np.testing.assert_allclose(
-        nn.unbox(found)['Dense_0']['kernel'],
+        nn.unbox(grads)['Dense_0']['kernel'],
         np.where(kernel > 0, expected, 0), atol=1e-6,
     )
 
@@ -172,8 +172,8 @@ def test_an_nnx_module_and_its_optimizer():
   np.testing.assert_allclose(step(model, optimizer, x), dense, rtol=1e-5)
   assert step(model, optimizer, x) < dense
   spdf.check_zeros(nnx.state(model, nnx.Param), optimizer.opt_state)
-  found = explain(loss, lowering='native')(model, x, mask=mask)
-  assert len(found.reached) == len(jax.tree.leaves(mask)) == 6
+  table = explain(loss, lowering='native')(model, x, mask=mask)
+  assert len(table.reached) == len(jax.tree.leaves(mask)) == 6
 
 
 def test_an_equinox_module_with_functions_among_its_leaves():
@@ -194,8 +194,8 @@ def test_an_equinox_module_with_functions_among_its_leaves():
           one, np.where(m, other, 0), atol=1e-6
       ), mask, grads, dense, is_leaf=lambda m: m is None,
   )
-  found = explain(loss, lowering='native')(kept, x, mask=mask)
-  assert len(found.reached) == 3
+  table = explain(loss, lowering='native')(kept, x, mask=mask)
+  assert len(table.reached) == 3
 
 
 def test_an_explanation_needs_shapes_only():
@@ -207,8 +207,8 @@ def test_an_explanation_needs_shapes_only():
   )
   loss = lambda p, t: next_token_loss(model.apply({'params': p}, t), t)
   tokens = jax.ShapeDtypeStruct(TOKENS.shape, 'int32')
-  found = explain(loss, lowering='native')(params, tokens, mask=mask)
-  assert found.dense == {} and 'gather' in str(found)  # Tied to the head.
+  table = explain(loss, lowering='native')(params, tokens, mask=mask)
+  assert table.dense == {} and 'gather' in str(table)  # Tied to the head.
 
 
 def test_gradients_in_micro_batches():

@@ -264,9 +264,9 @@ def derivatives(f):
   return jax.jit(all_of)
 
 
-def assert_equal_trees(found, expected, tolerance=1e-9):
+def assert_equal_trees(actual, expected, tolerance=1e-9):
   for one, other in zip(
-      jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+      jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
   ):
     np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
@@ -280,9 +280,9 @@ def check_program(layers, seed, sparsity, kind_of_grad_mask):
     g = functools.partial(
         skip_zeros(f, lowering='reference'), mask=mask, grad_mask=grad_mask
     )
-    found = derivatives(g)(params, x, direction)
+    actual = derivatives(g)(params, x, direction)
     oracle = masked_dense(f, mask, grad_mask)
-    assert_equal_trees(found, derivatives(oracle)(params, x, direction))
+    assert_equal_trees(actual, derivatives(oracle)(params, x, direction))
 
 
 LAYER = st.tuples(st.sampled_from([*WRAPPERS]), st.sampled_from([*BODIES]))
@@ -355,13 +355,13 @@ def test_a_batch_of_masks_and_weights_is_mapped():
   both = jax.tree.map(lambda *p: jnp.stack(p), params, others)
   masks = jax.tree.map(lambda *m: jnp.stack(m), mask, other_mask)
   g = skip_zeros(simple_loss)
-  found = jax.vmap(
+  batched = jax.vmap(
       lambda p, m: jax.value_and_grad(g)(p, x, mask=m)
   )(both, masks)
   for i, (p, m) in enumerate([(params, mask), (others, other_mask)]):
     value, grads = jax.value_and_grad(simple_loss)(masked(p, m), x)
-    found_i = jax.tree.map(lambda a, i=i: a[i], found)
-    assert_equal_trees(found_i, (value, masked(grads, m)), 1e-5)
+    batched_i = jax.tree.map(lambda a, i=i: a[i], batched)
+    assert_equal_trees(batched_i, (value, masked(grads, m)), 1e-5)
 
 
 def test_the_mask_is_data_and_recompiles_nothing():
@@ -380,8 +380,8 @@ def test_the_mask_is_data_and_recompiles_nothing():
 
 def test_without_a_mask_it_is_the_function():
   params, _, x = simple()
-  found = jax.make_jaxpr(skip_zeros(simple_loss))(params, x)
-  assert str(found) == str(jax.make_jaxpr(simple_loss)(params, x))
+  jaxpr = jax.make_jaxpr(skip_zeros(simple_loss))(params, x)
+  assert str(jaxpr) == str(jax.make_jaxpr(simple_loss)(params, x))
 
 
 def test_it_may_be_applied_twice_and_inside_itself():
@@ -422,9 +422,9 @@ def test_a_while_loop_has_values_and_tangents():
 
   tangents = params, x
   g = functools.partial(skip_zeros(f), mask=mask)
-  found = jax.jvp(g, (params, x), tangents)
+  actual = jax.jvp(g, (params, x), tangents)
   kept = masked(params, mask)
-  assert_equal_trees(found, jax.jvp(f, (kept, x), (kept, x)), 1e-5)
+  assert_equal_trees(actual, jax.jvp(f, (kept, x), (kept, x)), 1e-5)
   uses = explain(f, lowering='native')(params, x, mask=mask).uses
   assert len([use for use in uses if use.kernels]) == 2
 
@@ -454,11 +454,11 @@ def test_names_of_layers_and_of_jitted_functions_survive():
       return simple_loss(params, x)
 
   jaxpr = jax.make_jaxpr(skip_zeros(loss))(params, x, mask=mask)
-  found = {
+  scopes = {
       eqn.primitive.name: str(eqn.source_info.name_stack)
       for eqn in jaxpr.eqns
   }
-  assert found['sparse_matmul'] == found['tanh'] == 'my_layer'
+  assert scopes['sparse_matmul'] == scopes['tanh'] == 'my_layer'
 
 
 # Dtypes.
@@ -488,10 +488,10 @@ def test_a_product_into_a_wider_dtype_is_not_rounded():
       x.astype('bfloat16'), p['wi'].astype('bfloat16'),
       preferred_element_type='float32',
   )
-  found = skip_zeros(wide)(params, x, mask=mask)
+  product = skip_zeros(wide)(params, x, mask=mask)
   expected = wide(masked(params, mask), x)
-  assert found.dtype == 'float32'
-  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+  assert product.dtype == 'float32'
+  np.testing.assert_allclose(product, expected, rtol=1e-5, atol=1e-6)
   mixed = lambda p, x: jax.lax.dot(
       x.astype('bfloat16'), p['wi'], preferred_element_type='float32'
   )
@@ -550,10 +550,10 @@ def test_lists_of_kept_weights_multiply_in_functions_of_few_tokens(lowering):
   np.testing.assert_allclose(
       jax.jit(fast)(listed, x), decode(masked(params, mask), x), atol=1e-5
   )
-  found = explain(decode, lowering=lowering)(listed, x)
-  assert found.reached == ('stack', 'tied', 'wi', 'wo')
+  table = explain(decode, lowering=lowering)(listed, x)
+  assert table.reached == ('stack', 'tied', 'wi', 'wo')
   kernels = {'auto': 'lists, native', 'reference': 'lists, reference'}
-  assert kernels[lowering] in str(found) and 'transpose' in str(found)
+  assert kernels[lowering] in str(table) and 'transpose' in str(table)
   with pytest.raises(ValueError, match='include their mask; omit mask'):
     fast(listed, x, mask=mask)
 
@@ -570,10 +570,10 @@ def test_weights_may_be_a_bare_array_or_several_arguments():
       bare(x, kept['wi']), rtol=1e-5,
   )
   two = lambda wi, x, wo: jnp.sum(jnp.tanh(x @ wi) @ wo)
-  found = skip_zeros(two, argnums=(0, 2))(
+  actual = skip_zeros(two, argnums=(0, 2))(
       params['wi'], x, params['wo'], mask=(mask['wi'], mask['wo'])
   )
-  np.testing.assert_allclose(found, two(kept['wi'], x, kept['wo']), rtol=1e-5)
+  np.testing.assert_allclose(actual, two(kept['wi'], x, kept['wo']), rtol=1e-5)
 
 
 def test_other_arguments_may_be_anything():
@@ -619,10 +619,10 @@ def test_the_table_has_a_row_for_every_use():
             ('remat', 'heads')]
   params, mask, _, x, _ = draw_arrays(0, len(layers), 0.5, 'none')
   params, x = jax.tree.map(np.float32, (params, x))
-  found = explain(program(layers), lowering='native')(
+  table = explain(program(layers), lowering='native')(
       params, x, mask=mask
   )
-  lines = [line.split() for line in str(found).splitlines()]
+  lines = [line.split() for line in str(table).splitlines()]
   assert lines[0][:4] == ['weight', 'product', 'tokens', 'kernels']
   of = lambda name: [line[1:] for line in lines if line[0] == name]
   assert of('0/w') == [['6', '×', '6', '5', 'native']] * 2

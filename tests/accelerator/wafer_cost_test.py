@@ -39,11 +39,11 @@ def layer_cycles(device, sparsity, layer=LAYER):
 @pytest.mark.parametrize('band', GOLDEN)
 def test_the_table_of_the_four_bands_is_reproduced(band):
   device = create_device('cs2', band).as_kernel()
-  found = [
+  speedups = [
       layer_cycles(device, 0.0) / layer_cycles(device, s)
       for s in SPARSITIES
   ]
-  np.testing.assert_allclose(found, GOLDEN[band], rtol=0.02)
+  np.testing.assert_allclose(speedups, GOLDEN[band], rtol=0.02)
 
 
 def test_the_ideal_band_is_exactly_theory():

@@ -62,7 +62,7 @@ def exact(x, y, hops):
 
 def check_case(rng, tokens, inputs, outputs, device):
   x, w, dy, dx, dw, mask, grad_mask = case = draw(rng, tokens, inputs, outputs)
-  found = differentiated(*case, lowering=wafer.lowering(device))
+  arrays = differentiated(*case, lowering=wafer.lowering(device))
   kept, dkept = np.where(mask, w, 0), np.where(grad_mask, dw, 0)
   grid = functools.partial(grid_of, device=device, sparsity=0.75)
   forward = grid(tokens, inputs, outputs).columns
@@ -76,7 +76,7 @@ def check_case(rng, tokens, inputs, outputs, device):
       (grad_mask * gradient, grad_mask * of_gradient),
       tuple(a + b * (1 + SINGLE) for a, b in zip(*tangents)),
   ]
-  for array, (value, bound) in zip(found, expected, strict=True):
+  for array, (value, bound) in zip(arrays, expected, strict=True):
     error = np.abs(np.float64(array) - value)
     assert (error <= bound + SINGLE * np.abs(value)).all()
 
@@ -140,13 +140,13 @@ def test_every_bit_and_hop_is_that_of_a_core_by_core_emulation(sizes):
     dw, = jax.block_until_ready(transposed(dy))
   forward, backward = events
   kept = np.where(mask, w, 0)
-  for found, event, (expected, hops), rounded in (
+  for actual, event, (expected, hops), rounded in (
       (y, forward, emulated(x, kept, forward.grid), x @ kept),
       (dw, backward, emulated_gradient(x, dy, mask, backward.grid),
        mask * (x.T @ dy)),
   ):
-    np.testing.assert_array_equal(found, expected)
-    assert (np.asarray(found) != rounded).any()
+    np.testing.assert_array_equal(actual, expected)
+    assert (np.asarray(actual) != rounded).any()
     assert event.hops == hops
     assert event.nonzeros == mask.sum()
     assert event.multiply_adds == tokens * mask.sum()
@@ -205,10 +205,10 @@ def test_layers_are_named_and_counted_in_scans_and_compiled_programs():
   with wafer.record() as events, wafer.record() as twice:
     jax.block_until_ready(gradient(ws, masks))
   assert events == twice and {e.layer for e in events} == {'ffn'}
-  found = sorted((e.kind, e.nonzeros) for e in events)
+  products = sorted((e.kind, e.nonzeros) for e in events)
   counts = masks.sum((1, 2)).tolist()
   kinds = 'forward', 'sampled', 'transposed'
-  assert found == sorted((kind, n) for kind in kinds for n in counts)
+  assert products == sorted((kind, n) for kind in kinds for n in counts)
 
 
 def test_weights_off_the_mask_never_enter():
@@ -223,13 +223,13 @@ def test_operands_and_partial_sums_are_rounded_to_fp16_or_not_at_all():
   x, w = jnp.array([[2048.0, 1 + 2**-12]]), jnp.ones((2, 1))
   two = create_device('cs2', cores=2)
   wide = dataclasses.replace(two, value_bits=32)
-  found = [
+  actual = [
       jax.jit(functools.partial(
           sparse_matmul, lowering=wafer.lowering(device)
       ))(x, w, w > 0).item()
       for device in (two, wide)
   ]
-  assert found == [2048, 2049 + 2**-12]
+  assert actual == [2048, 2049 + 2**-12]
 
 
 def test_an_input_that_overflows_is_infinite():

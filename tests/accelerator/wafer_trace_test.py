@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.wafer.run_costs import training_step
+from experiments.wafer.training_step import training_step
 from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax.accelerator import bf16_matmul
@@ -332,11 +332,11 @@ def test_rounded_products_of_bfloat16_are_counted_as_plain_ones():
   loss = lambda product: jax.grad(
       lambda x, w: product(x, w).astype(jnp.float32).sum(), (0, 1)
   )
-  found, wanted = (
+  rounded, wanted = (
       simulate(loss(product), DEVICE)(x, w) for product in (f, jnp.matmul)
   )
-  assert not found.unknown
-  assert product_flops(found) == product_flops(wanted) > 0
+  assert not rounded.unknown
+  assert product_flops(rounded) == product_flops(wanted) > 0
 
 
 STEP = training_step(GPT3_XL, 132, 2048, 0.75)
@@ -392,8 +392,8 @@ def test_a_train_step_has_the_products_of_the_closed_form(
   shape = models.GPTConfig(64, 3, 2, 16, 64, 32)
   form = report_on(training_step(shape, 4, 32, 0.5), DEVICE)
   names = ('dot_general', 'sparse_matmul', 'sparse_matmul_backward')
-  found = traced.by_operation()
-  flops = sum(found[name].flops for name in names)
+  operations = traced.by_operation()
+  flops = sum(operations[name].flops for name in names)
   expected = form.flops - form.by_operation()['elementwise'].flops
   if remat == 'full':
     again = [r for r in traced.rows if r.operation.phase == 'recompute']

@@ -36,13 +36,13 @@ def test_compiled_programs_are_cached_in_private_folders_only(
   try:
     with flagsaver.flagsaver(compilation_cache=str(tmp_path / 'cache')):
       compilation_cache.prepare()
-    found = jax.config.jax_compilation_cache_dir
+    cache_dir = jax.config.jax_compilation_cache_dir
   finally:
     jax.config.update('jax_compilation_cache_dir', before)
   if not added:
-    assert found == str(folder)
+    assert cache_dir == str(folder)
     return
-  assert found is None
+  assert cache_dir is None
   (record,) = caplog.records
   assert record.levelno == logging.WARNING
   assert f'compiled programs are not cached: {folder} has' in record.message

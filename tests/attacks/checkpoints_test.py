@@ -273,7 +273,7 @@ READERS = {
     'spdf_jax/training/initial_mask.py': [
         lambda source, folder: tiny_run.make_run(
             phases__pretrain__initial_mask=source).open(folder / 'a')],
-    'spdf_jax/training/run.py': [
+    'spdf_jax/training/initial_state.py': [
         lambda source, folder: tiny_run.make_run(init_from=source).open(
             folder / 'b'),
         lambda source, folder: tiny_run.make_run(resume=source).open(
@@ -341,8 +341,8 @@ def test_a_checkpoint_that_its_run_replaces_is_read_from_the_next(workdir):
   source = str(workdir)
   for number in (0, 1, 3):
     step = training.find_checkpoint(source).name
-    masks, found = read_source(source, lambda c, d=[0] * number: read(c, d))
-    assert int(found) == int(step) + number and masks
+    masks, name = read_source(source, lambda c, d=[0] * number: read(c, d))
+    assert int(name) == int(step) + number and masks
   with pytest.raises(ValueError, match='its run deletes checkpoints faster'):
     read_source(source, lambda c, d=[0] * 9: read(c, d))
   assert len(list(folder.iterdir())) == len(steps)

@@ -176,11 +176,11 @@ def test_flipped_bits_of_a_description_are_found_or_change_nothing(
   for offset in range(path.stat().st_size):
     flip(path, offset, offset % 8)
     try:
-      found = open_token_file(tmp_path / 'out' / 'train').description
+      description = open_token_file(tmp_path / 'out' / 'train').description
     except ValueError as error:
       assert 'train.json' in str(error) or 'train.bin' in str(error)
     else:
-      assert {key: found[key] for key in expected} == expected
+      assert {key: description[key] for key in expected} == expected
     flip(path, offset, offset % 8)
 
 

@@ -48,13 +48,13 @@ def writes(call):
 
 
 def test_all_modules_write_by_the_functions_of_files():
-  found = set()
+  modules = set()
   for package in ('spdf_jax', 'experiments'):
     for path in (ROOT / package).rglob('*.py'):
       tree = ast.parse(path.read_text('utf-8'))
       if any(writes(n) for n in ast.walk(tree) if isinstance(n, ast.Call)):
-        found.add(str(path.relative_to(ROOT)))
-  assert found == set(PRIVATE)
+        modules.add(str(path.relative_to(ROOT)))
+  assert modules == set(PRIVATE)
 
 
 @pytest.fixture

@@ -153,8 +153,8 @@ def test_weights_that_are_not_finite_are_refused_unless_allowed(
   )
   refuse(gpt_dir, path, f"weights in '{name}' that are not finite")
   loaded = interop.load_hf(gpt_dir, allow_non_finite=True)
-  found = loaded.params['h_1']['mlp']['wo']['kernel'][3, 2]
-  np.testing.assert_equal(found, np.float32(value))
+  weight = loaded.params['h_1']['mlp']['wo']['kernel'][3, 2]
+  np.testing.assert_equal(weight, np.float32(value))
 
 
 def test_a_dtype_that_numpy_lacks_is_refused(gpt_dir):

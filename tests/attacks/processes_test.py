@@ -129,17 +129,17 @@ def is_saving(folder, step):
 
 
 def arrays_in(workdir):
-  found = {}
+  arrays = {}
   folder = workdir / 'checkpoints'
   for name in sorted(p.name for p in folder.iterdir() if p.name.isdigit()):
     with ocp.StandardCheckpointer() as checkpointer:
-      found[name] = {
+      arrays[name] = {
           item: jax.tree.map(
               np.asarray, checkpointer.restore(folder / name / item)
           )
           for item in ('params', 'opt_state')
       }
-  return found
+  return arrays
 
 
 def assert_same_runs(one, other):

@@ -15,11 +15,11 @@ def test_a_score_that_is_not_finite_is_null_with_a_note(value):
       sheets.Score('wikitext', 'harness', 'loss', 2.5, '12 words'),
       sheets.Score('e2e', 'lora_e2e', 'meteor', None, 'no jar'),
   ]
-  found = sheets.to_json('a', scores, sheets.Settings())
-  text = json.dumps(found, allow_nan=False)
+  sheet = sheets.to_json('a', scores, sheets.Settings())
+  text = json.dumps(sheet, allow_nan=False)
   first, *others = json.loads(text)['scores']
   assert first['value'] is None
   assert first['note'] == f'the score is {value}'
   assert others == [score._asdict() for score in scores[1:]]
-  table = sheets.format_means([found, found])
+  table = sheets.format_means([sheet, sheet])
   assert '| wikitext | harness | perplexity | – | – | 0 |' in table

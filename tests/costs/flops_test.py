@@ -87,8 +87,8 @@ def test_effective_sparsity_of_both_readings_of_variable_spdf_is_75_percent():
 
 def test_a_step_with_dense_gradients_has_a_dense_product_for_weights():
   sparse, dense = (training_flops(SMALL, 16, s) for s in (0.75, 0.0))
-  found = training_flops(SMALL, 16, 0.75, dense_grads=True)
-  assert found == pytest.approx(2 / 3 * sparse + 1 / 3 * dense)
+  actual = training_flops(SMALL, 16, 0.75, dense_grads=True)
+  assert actual == pytest.approx(2 / 3 * sparse + 1 / 3 * dense)
   assert training_flops(SMALL, 16, 0.0, dense_grads=True) == dense
 
 

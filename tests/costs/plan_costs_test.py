@@ -153,8 +153,8 @@ def test_between_updates_the_sparsity_of_the_last_one_holds():
   at = lambda step: plans.planned_sparsities(
       plan, step, PARAMS, where
   )
-  found = [at(step)['b[0]'].sparsity for step in (0, 15, 16, 31, 32, 39)]
-  assert found == [0.0, 0.0, 0.25, 0.25, 0.5, 0.5]
+  sparsities = [at(step)['b[0]'].sparsity for step in (0, 15, 16, 31, 32, 39)]
+  assert sparsities == [0.0, 0.0, 0.25, 0.25, 0.5, 0.5]
   assert [s.steps for s in spans_of(plan)[0]] == [16, 16, 8]
 
 
@@ -162,15 +162,15 @@ def test_layers_of_a_model_wide_sparsity_all_have_it():
   plan = make_plan([dict(
       name='static', sparsity=0.5, distribution='model_wide',
   )])
-  found = plans.planned_sparsities(plan, 0, PARAMS, where)
-  assert [sparsity.sparsity for sparsity in found.values()] == [0.5] * 3
+  layers = plans.planned_sparsities(plan, 0, PARAMS, where)
+  assert [sparsity.sparsity for sparsity in layers.values()] == [0.5] * 3
   rounds = [dict(steps=20), dict(steps=20, fraction=0.25)]
   plan = make_plan([dict(
       name='iterative', rounds=rounds, distribution='model_wide',
   )])
   for step, sparsity in ((19, 0.0), (20, 0.25)):
-    found = plans.planned_sparsities(plan, step, PARAMS, where)
-    assert [layer.sparsity for layer in found.values()] == [sparsity] * 3
+    layers = plans.planned_sparsities(plan, step, PARAMS, where)
+    assert [layer.sparsity for layer in layers.values()] == [sparsity] * 3
 
 
 def test_ranges_are_the_steps_they_were_written_from():
@@ -189,12 +189,12 @@ def test_a_plan_counts_the_sizes_of_kernels():
       'down': jax.ShapeDtypeStruct((1, 1, 16, 32), np.float32),
   }
   plan = make_plan([dict(name='static', sparsity=0.8, distribution='erk')])
-  found = plans.planned_sparsities(
+  layers = plans.planned_sparsities(
       plan, 0, kernels, spdf_jax.where.convolutions
   )
-  asked = spdf_jax.erk(
+  expected = spdf_jax.erk(
       {'conv': np.ones((1, 144, 16)), 'down': np.ones((1, 16, 32))}, 0.8,
       kernels={'conv': (3, 3), 'down': (1, 1)},
   )
-  for name, layer in found.items():
-    assert layer.sparsity == pytest.approx(asked[name], abs=1e-3)
+  for name, layer in layers.items():
+    assert layer.sparsity == pytest.approx(expected[name], abs=1e-3)

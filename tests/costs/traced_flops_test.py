@@ -40,29 +40,29 @@ def test_the_products_of_a_step_are_those_of_the_formula(
     kind, sparsity, dense_grads
 ):
   run = run_of(**KINDS[kind])
-  found = trace_flops(run, B, L, sparsity, dense_grads=dense_grads)
-  assert found.products == found.formula - found.softmax
-  assert found.difference == 0 and found.recomputed == 0
+  traced = trace_flops(run, B, L, sparsity, dense_grads=dense_grads)
+  assert traced.products == traced.formula - traced.softmax
+  assert traced.difference == 0 and traced.recomputed == 0
   shape = run.model.config
-  assert found.softmax == 3 * B * flops.softmax_flops(shape, L)
+  assert traced.softmax == 3 * B * flops.softmax_flops(shape, L)
   assert shape.gated == ('llama' in kind)
 
 
 def test_the_formula_does_not_count_recomputed_layers():
-  found = trace_flops(run_of(model__remat='full'), B, L, 0.5)
+  traced = trace_flops(run_of(model__remat='full'), B, L, 0.5)
   plain = trace_flops(run_of(), B, L, 0.5)
-  assert found.products == plain.products
+  assert traced.products == plain.products
   shape = run_of().model.config
   layers = flops.forward_flops(shape, L, 0.5) - flops.softmax_flops(shape, L)
   layers -= 2 * L * shape.d_model * shape.vocab_size
   # All of a layer but its last product, whose result is not looked at again.
   last = shape.n_layers * 2 * L * shape.d_model * shape.d_ff * 0.5
-  assert found.recomputed == B * (layers - last)
+  assert traced.recomputed == B * (layers - last)
 
 
 def test_a_loss_in_chunks_recomputes_the_logits():
-  found = trace_flops(run_of(loss__chunk=8), B, L)
+  traced = trace_flops(run_of(loss__chunk=8), B, L)
   shape = run_of().model.config
   head = 2 * B * L * shape.d_model * shape.vocab_size
-  assert found.products == found.formula - found.softmax
-  assert found.recomputed == head
+  assert traced.products == traced.formula - traced.softmax
+  assert traced.recomputed == head

@@ -171,24 +171,30 @@ def test_processes_that_build_at_once_get_the_same_corpus(corpus, tmp_path):
   ]
   for child in children:
     child.start()
-  found = {results.get(timeout=120) for _ in children}
+  fingerprints = {results.get(timeout=120) for _ in children}
   for child in children:
     child.join()
-  assert found == {corpus.fingerprint}
+  assert fingerprints == {corpus.fingerprint}
   assert os.listdir(tmp_path) == [folder(tmp_path).name]
 
 
-def test_an_unknown_corpus_is_refused_with_the_nearest_name(tmp_path):
-  with pytest.raises(ValueError, match="'python-stdlb'.*'python-stdlib'"):
-    prepare_corpus('python-stdlb', tokenizer='bytes', cache_dir=tmp_path)
-
-
-@pytest.mark.parametrize(
-    'tokenizer', ['byte', 'bpe-', 'bpe-256', 'bpe-01024']
-)
-def test_a_bad_tokenizer_is_refused_with_the_choices(tmp_path, tokenizer):
-  with pytest.raises(ValueError, match=f"='{tokenizer}' .*'bytes'.*'bpe-N'"):
-    prepare(tmp_path, tokenizer)
+@pytest.mark.parametrize('error, call, message', [
+    (ValueError, lambda folder: prepare_corpus(
+        'python-stdlb', tokenizer='bytes', cache_dir=folder
+    ), "'python-stdlb'.*'python-stdlib'"),
+    *((ValueError, lambda folder, name=name: prepare(folder, name),
+       f"='{name}' .*'bytes'.*'bpe-N'")
+      for name in ('byte', 'bpe-', 'bpe-256', 'bpe-01024')),
+    (ValueError, lambda folder: data.write_corpus(
+        folder / 'texts', {'train': ['a']}, ByteTokenizer()
+    ), 'texts has no documents of test, valid'),
+    (RuntimeError, stdlib.module_sources, 'holds no Python sources'),
+])
+def test_a_corpus_that_cannot_be_made_is_refused_and_nothing_is_written(
+    error, call, message, tmp_path
+):
+  with pytest.raises(error, match=message):
+    call(tmp_path)
   assert os.listdir(tmp_path) == []
 
 
@@ -212,8 +218,8 @@ def test_tests_tables_and_packages_are_left_out(tmp_path):
     path.write_text('left out')
   (tmp_path / 'pkg' / 'b.py').write_text('b')
   (tmp_path / 'a.py').write_text('a')
-  found = stdlib.module_sources(tmp_path)
-  assert found == [('a', 'a'), ('pkg', 'package'), ('pkg.b', 'b')]
+  sources = stdlib.module_sources(tmp_path)
+  assert sources == [('a', 'a'), ('pkg', 'package'), ('pkg.b', 'b')]
 
 
 def test_sources_are_decoded_as_they_declare(tmp_path):
@@ -230,11 +236,6 @@ def test_a_file_that_cannot_be_decoded_is_skipped_with_a_warning(
   (tmp_path / 'b.py').write_text('b')
   assert stdlib.module_sources(tmp_path) == [('b', 'b')]
   assert 'a.py' in caplog.text
-
-
-def test_a_python_without_sources_is_reported(tmp_path):
-  with pytest.raises(RuntimeError, match='holds no Python sources'):
-    stdlib.module_sources(tmp_path)
 
 
 def test_splits_of_modules_are_what_they_were():
@@ -262,9 +263,3 @@ def test_a_written_corpus_is_opened_with_its_texts(tmp_path):
     assert tokens == [
         id for text in documents for id in [*text.encode('utf-8'), end]
     ]
-
-
-def test_texts_without_a_split_are_refused(tmp_path):
-  with pytest.raises(ValueError, match='texts has no documents of test, valid'):
-    data.write_corpus(tmp_path / 'texts', {'train': ['a']}, ByteTokenizer())
-  assert os.listdir(tmp_path) == []

@@ -63,10 +63,10 @@ def bucket_class():
 @pytest.fixture
 def bucket(tmp_path):
   """Returns the names of the files that were opened in the bucket."""
-  found = bucket_class()
-  found.root = tmp_path
-  found.opened.clear()
-  return found.opened
+  buckets = bucket_class()
+  buckets.root = tmp_path
+  buckets.opened.clear()
+  return buckets.opened
 
 
 def write(folder, texts):
@@ -91,8 +91,8 @@ def test_a_corpus_in_a_bucket_is_copied_once(bucket, tmp_path):
   folder = tmp_path / 'bucket' / 'corpora' / 'books'
   made = write(folder, [f'Text {i}.' for i in range(50)])
   cache = tmp_path / 'cache'
-  found = load(cache)
-  assert found.fingerprint == made.fingerprint
+  corpus = load(cache)
+  assert corpus.fingerprint == made.fingerprint
   assert bucket.count('train.bin') == 1
   assert load(cache, URL + '/').fingerprint == made.fingerprint
   assert bucket.count('train.bin') == 1

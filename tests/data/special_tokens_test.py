@@ -272,10 +272,10 @@ def test_generation_stops_at_every_end():
 
 
 def test_generations_of_a_run_stop_at_every_end(llama, tmp_path, monkeypatch):
-  found = []
+  ends = []
   monkeypatch.setattr(
       evaluation, 'task_evaluator',
-      lambda generate, *_, **__: found.append(generate.keywords['end_of_text']),
+      lambda generate, *_, **__: ends.append(generate.keywords['end_of_text']),
   )
   split = SimpleNamespace(
       tokens=np.arange(64), description=dict(tokens=64, bytes=64)
@@ -298,7 +298,7 @@ def test_generations_of_a_run_stop_at_every_end(llama, tmp_path, monkeypatch):
       plan=SimpleNamespace(phases=[]), validation_length=16, workdir=tmp_path,
   )
   lifecycle.evaluators(run)
-  assert found == [(END, TURN)]
+  assert ends == [(END, TURN)]
 
 
 def test_exports_name_all_ends_and_another_beginning(caplog):

@@ -54,8 +54,8 @@ def test_contexts_of_e2e_tables_are_those_of_hu_et_al():
 
 def test_real_webnlg_has_the_sizes_of_the_challenge():
   task = data.load_task('webnlg', data_path('webnlg17'))
-  found = sizes(task)
-  assert {split: found[split][0] for split in found} == {
+  actual = sizes(task)
+  assert {split: actual[split][0] for split in actual} == {
       'train': 18_025, 'validation': 2_258, 'test': 4_928
   }
   assert sizes(task, 'seen')['test'] == (2_495, 971)
@@ -278,8 +278,8 @@ def test_docstrings_are_thousands_of_pairs_in_the_splits_of_their_modules(task):
   assert len(task.train) > 0.85 * len(pairs)
   assert min(map(len, splits.values())) > 0.03 * len(pairs)
   assert len({pair.context for pair in pairs}) == len(pairs)
-  for split, found in splits.items():
-    for context, target in found:
+  for split, examples in splits.items():
+    for context, target in examples:
       assert module_split(context.split(' ')[0]) == split
       assert target and target == target.strip()
       assert len(target.splitlines()) == 1

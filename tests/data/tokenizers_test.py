@@ -221,8 +221,8 @@ WORDS = train_bpe([*TEXTS, "It isn't, he's; they'll... 1 22 333"], 320)
 def test_remembered_words_give_the_ids_of_the_whole_text(text):
   words = encoding.WordCache(WORDS, '<u2')
   for _ in range(2):
-    found = np.frombuffer(words.encode(text), words.dtype).tolist()
-    assert found == WORDS.encode(text)
+    ids = np.frombuffer(words.encode(text), words.dtype).tolist()
+    assert ids == WORDS.encode(text)
 
 
 def test_gpt2_has_one_fingerprint_in_every_format(tmp_path):
@@ -236,13 +236,13 @@ def test_gpt2_has_one_fingerprint_in_every_format(tmp_path):
   (folders[1] / 'tokenizer.json').write_text(TOKENIZERS[1].model.to_str())
   (folders[2] / 'tokenizer.json').write_text(TOKENIZERS[1].to_json())
   for folder in folders:
-    found = tokenizer_files.open_tokenizer(folder)
-    assert isinstance(found, LibraryTokenizer)
-    assert found.fingerprint == TOKENIZERS[1].fingerprint
+    tokenizer = tokenizer_files.open_tokenizer(folder)
+    assert isinstance(tokenizer, LibraryTokenizer)
+    assert tokenizer.fingerprint == TOKENIZERS[1].fingerprint
     for path in folder.iterdir():  # With byte order marks, as Windows writes.
       path.write_text(path.read_text('utf-8'), 'utf-8-sig')
-    found = tokenizer_files.open_tokenizer(folder)
-    assert found.fingerprint == TOKENIZERS[1].fingerprint
+    tokenizer = tokenizer_files.open_tokenizer(folder)
+    assert tokenizer.fingerprint == TOKENIZERS[1].fingerprint
 
 
 def test_sentencepiece_models_are_read(tmp_path):

@@ -106,23 +106,17 @@ def test_ids_at_zero_weight_may_be_anything():
 
 
 TRAIN = np.arange(100) % 4
+FAR = Batch(*np.array([[[1, 9, 2]], [[1, 2, 3]], [[1, 1, 1]]]))
 
 
-@pytest.mark.parametrize('tokens, vocab_size, message', [
-    (TRAIN, 8193, 'vocab_size is 8193'),
-    ([*TRAIN, 9], 4, 'to 9, but vocab_size is 4'),
-    (TRAIN[:19], 4, 'a bigram needs at least 20'),
+@pytest.mark.parametrize('call, message', [
+    (lambda: fit_bigram(TRAIN, 8193), 'vocab_size is 8193'),
+    (lambda: fit_bigram(np.append(TRAIN, 9), 4), 'to 9, but vocab_size is 4'),
+    (lambda: fit_bigram(TRAIN[:19], 4), 'a bigram needs at least 20'),
+    (lambda: bigram_loss(TRAIN, [], 4), 'total weight 0'),
+    (lambda: bigram_loss(TRAIN, [FAR], 4),
+     'batches holds token ids from 1 to 9'),
 ])
-def test_tokens_that_cannot_be_counted_are_refused(
-    tokens, vocab_size, message
-):
+def test_tokens_that_cannot_be_counted_are_refused(call, message):
   with pytest.raises(ValueError, match=message):
-    fit_bigram(np.array(tokens), vocab_size)
-
-
-def test_batches_without_targets_or_with_unknown_ids_are_refused():
-  with pytest.raises(ValueError, match='total weight 0'):
-    bigram_loss(TRAIN, [], 4)
-  far = Batch(*np.array([[[1, 9, 2]], [[1, 2, 3]], [[1, 1, 1]]]))
-  with pytest.raises(ValueError, match='batches holds token ids from 1 to 9'):
-    bigram_loss(TRAIN, [far], 4)
+    call()

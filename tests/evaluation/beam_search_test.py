@@ -14,8 +14,7 @@ from spdf_jax.evaluation import BeamSearch
 from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import PROTOCOLS
 from tests.recomputed import Recomputed
-
-pytestmark = pytest.mark.ci
+from tests.tiers import ci_except
 
 V, LENGTH, ROOM = 5, 9, 5
 PROMPTS = [[3], [1, 4, 2], [4, 4]]
@@ -92,15 +91,17 @@ def run(table, prompts=PROMPTS, search=PROTOCOLS['standard'], room=ROOM,
 
 
 @pytest.mark.parametrize('search, ends', [
-    (BeamSearch(1), (0,)),
-    (BeamSearch(3), (0,)),
     (BeamSearch(3, length_penalty=0.4), (0, 2)),
-    (BeamSearch(2, length_penalty=2.0), (0,)),
-    (BeamSearch(3, length_penalty=0.0), (0,)),
     (BeamSearch(3, no_repeat_ngram=2), (0,)),
-    (BeamSearch(4, 0.8, no_repeat_ngram=1, refill=False), (0,)),
     (BeamSearch(4, 0.8, no_repeat_ngram=3, refill=False), (0, 1)),
-    (BeamSearch(2, 0.8, refill=False), (0, 1)),
+    *ci_except([], [
+        (BeamSearch(1), (0,)),
+        (BeamSearch(3), (0,)),
+        (BeamSearch(2, length_penalty=2.0), (0,)),
+        (BeamSearch(3, length_penalty=0.0), (0,)),
+        (BeamSearch(4, 0.8, no_repeat_ngram=1, refill=False), (0,)),
+        (BeamSearch(2, 0.8, refill=False), (0, 1)),
+    ]),
 ])
 def test_the_search_equals_plain_loops(search, ends):
   for seed in range(12):
@@ -110,7 +111,9 @@ def test_the_search_equals_plain_loops(search, ends):
 
 
 @pytest.mark.parametrize('refill', [True, False])
-@pytest.mark.parametrize('length_penalty', [0.0, 0.7, 1.5])
+@pytest.mark.parametrize(
+    'length_penalty', ci_except([0.7], [0.0, 0.7, 1.5])
+)
 def test_with_room_for_all_the_best_of_all_is_found(refill, length_penalty):
   room = 3
   search = BeamSearch(V ** room, length_penalty, refill=refill)
@@ -130,10 +133,10 @@ def test_with_room_for_all_the_best_of_all_is_found(refill, length_penalty):
       return sum(logs) / len(new) ** length_penalty
 
     best = max(every, key=score)
-    (found,) = run(
+    (text,) = run(
         table, PROMPTS[1:2], search, room=room, batch_size=1
     )
-    assert found == (best[:-1] if best[-1] == 0 else best)
+    assert text == (best[:-1] if best[-1] == 0 else best)
 
 
 def test_a_lost_place_changes_what_is_found():
@@ -145,6 +148,7 @@ def test_a_lost_place_changes_what_is_found():
   assert both[0] != both[1]
 
 
+@pytest.mark.ci
 def test_batches_do_not_matter():
   table = make_table(5)
   assert run(table, batch_size=1) == run(table, batch_size=2) == run(table)
@@ -163,11 +167,11 @@ def test_the_search_stops_where_nothing_can_become_better():
 
   ends_at_once = np.zeros((V, V, V), np.float32)
   ends_at_once[..., 0] = 50.0
-  found = beam_search(
+  texts = beam_search(
       Counting(), ends_at_once, PROMPTS, max_new_tokens=100, end_of_text=0,
       batch_size=3, length=200,
   )
-  assert found == [[], [], []]
+  assert texts == [[], [], []]
   assert len(calls) == 2  # The prompts, and the end.
 
 
@@ -175,7 +179,7 @@ def test_the_search_stops_where_nothing_can_become_better():
 def test_a_beam_that_no_token_may_extend_ends_with_what_it_has(refill):
   search = BeamSearch(120, no_repeat_ngram=1, refill=refill)
   table = make_table(0)
-  for prompt, found in zip(PROMPTS, run(table, search=search, room=6, ends=())):
+  for prompt, text in zip(PROMPTS, run(table, search=search, room=6, ends=())):
 
     def total(new, prompt=prompt):
       return sum(
@@ -183,9 +187,10 @@ def test_a_beam_that_no_token_may_extend_ends_with_what_it_has(refill):
           for i in range(V)
       )
 
-    assert found == max(map(list, itertools.permutations(range(V))), key=total)
+    assert text == max(map(list, itertools.permutations(range(V))), key=total)
 
 
+@pytest.mark.ci
 def test_beams_of_a_model_keep_their_own_cache():
   model = models.create_model(
       'gpt-mini', vocab_size=13, n_layers=2, n_heads=2, d_model=16, d_ff=24,

@@ -139,29 +139,6 @@ def test_evaluator_yields_named_floats_and_can_be_called_again():
   assert set(dict(plain(0, params))) == {'target/loss', 'target/perplexity'}
 
 
-@pytest.mark.parametrize('batches', [[], [make_batch(1)._replace(
-    weights=np.zeros((3, 5), np.float32))]])
-def test_batches_without_target_tokens_are_refused(batches):
-  with pytest.raises(ValueError, match='total weight 0.0'):
-    evaluate_loss(table_model, make_params(), batches)
-
-
-def test_batches_that_can_be_read_only_once_are_refused():
-  with pytest.raises(ValueError, match='give a list'):
-    loss_evaluator(table_model, iter([make_batch(1)]), prefix='validation')
-
-
-@pytest.mark.parametrize('tokens_per_byte', [0.0, math.nan])
-def test_tokens_per_byte_must_be_above_zero(tokens_per_byte):
-  with pytest.raises(ValueError, match='tokens_per_byte is'):
-    loss_evaluator(
-        table_model,
-        [make_batch(1)],
-        prefix='validation',
-        tokens_per_byte=tokens_per_byte,
-    )
-
-
 def count_up(params, prompts):
   """Continues with up to three next letters, to the eighth."""
   del params
@@ -220,6 +197,22 @@ def test_a_failed_write_leaves_the_old_generations(tmp_path, monkeypatch):
   assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_task_with_a_missing_reference_is_refused(tmp_path):
-  with pytest.raises(ValueError, match='prompts has 3 entries'):
-    make_task(tmp_path, references=['fgh'])
+BATCH = make_batch(1)
+loss_of = lambda *batches: evaluate_loss(table_model, make_params(), batches)
+scores_of = lambda batches, **options: loss_evaluator(
+    table_model, batches, prefix='validation', **options
+)
+
+
+@pytest.mark.parametrize('call, message', [
+    (loss_of, 'total weight 0.0'),
+    (lambda: loss_of(BATCH._replace(weights=np.zeros((3, 5), np.float32))),
+     'total weight 0.0'),
+    (lambda: scores_of(iter([BATCH])), 'give a list'),
+    (lambda: scores_of([BATCH], tokens_per_byte=0.0), 'per_byte is 0.0'),
+    (lambda: scores_of([BATCH], tokens_per_byte=math.nan), 'per_byte is nan'),
+    (lambda: make_task(None, references=['fgh']), 'prompts has 3 entries'),
+])
+def test_texts_that_cannot_be_scored_are_refused(call, message):
+  with pytest.raises(ValueError, match=message):
+    call()

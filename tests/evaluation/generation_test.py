@@ -19,8 +19,6 @@ from spdf_jax.evaluation import sampler
 from spdf_jax.evaluation import stream
 from tests.recomputed import Recomputed
 
-pytestmark = pytest.mark.ci
-
 VOCAB_SIZE = 7
 END = 0
 LENGTH = 12
@@ -74,6 +72,7 @@ def random_prompts(seed, count):
   ]
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=8)
 @given(
     seed=st.integers(0, 2**16), max_new_tokens=st.sampled_from([1, 4, 20]),
@@ -146,8 +145,8 @@ def test_model_is_traced_once_for_prompts_of_like_length():
   run([[4, 4, 4, 4], [2]], end_of_text=8)
   assert set(traces) == {(2, 8)}
   assert len(traces) <= 3  # For shapes, the prompts and the loop.
-  found = run([[1], [2] * 9, [5] * 3, [6], [7] * 16, [3] * 12], end_of_text=9)
-  assert [new[0] for new in found] == [2, 3, 6, 7, 8, 4]
+  texts = run([[1], [2] * 9, [5] * 3, [6], [7] * 16, [3] * 12], end_of_text=9)
+  assert [new[0] for new in texts] == [2, 3, 6, 7, 8, 4]
   # Prompts of 1; 3 and 4; 9 to 16 tokens.
   assert set(traces) == {(2, 5), (2, 7), (2, 8), (2, 20)}
 
@@ -163,16 +162,6 @@ def test_prompts_and_sizes_without_room_are_refused(prompts, options, message):
   with pytest.raises(ValueError, match=message):
     generate(make_params(0), prompts, **options)
   assert generate(make_params(0), []) == []
-
-
-@pytest.mark.parametrize('token', [-1, 64])
-def test_a_token_that_the_model_lacks_is_refused(token):
-  decoder = CachedModel(models.create_model('gpt-mini', vocab_size=64))
-  with pytest.raises(ValueError, match=rf'prompts\[1\] has the token {token};'):
-    generate_with(
-        decoder, None, [[1], [63, token]], max_new_tokens=1, end_of_text=0,
-        batch_size=2, length=8,
-    )
 
 
 SIZES = dict(vocab_size=31, n_layers=2, n_heads=4, d_model=16, d_ff=24)
@@ -198,6 +187,7 @@ def random_params(model):
   )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize('model', [MODELS[0], MODELS[1], MODELS[3]])
 def test_a_cache_changes_no_logit(model):
   params = random_params(model)
@@ -205,16 +195,17 @@ def test_a_cache_changes_no_logit(model):
   want = jax.jit(model.apply)({'params': params}, tokens)
   decoder = CachedModel(model)
   cache, step = decoder.create_cache(3, 14), jax.jit(decoder)
-  found = []
+  parts = []
   for part in ([0, 1, 2, 3, 4], [5], [6], [7, 8, 9, 10, 11]):
     at = np.broadcast_to(part, (3, len(part)))
     logits, cache = step(params, cache, tokens[:, part], at)
-    found.append(logits)
+    parts.append(logits)
   np.testing.assert_allclose(
-      np.concatenate(found, axis=1), want, rtol=2e-5, atol=2e-5
+      np.concatenate(parts, axis=1), want, rtol=2e-5, atol=2e-5
   )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize('model', MODELS[3:])
 def test_rows_at_other_positions_share_a_batch(model):
   params = random_params(model)
@@ -225,7 +216,7 @@ def test_rows_at_other_positions_share_a_batch(model):
   prompts = [[5], [3, 9, 2, 8, 1, 7], [4, 4, 4], [30, 1, 2, 3]]
   together = run(prompts, batch_size=4)
   assert together == [run([p], batch_size=1)[0] for p in prompts]
-  rows = [prompt + found for prompt, found in zip(prompts, together)]
+  rows = [prompt + new for prompt, new in zip(prompts, together)]
   padded = np.array([row + [0] * (20 - len(row)) for row in rows])
   logits = jax.jit(model.apply)({'params': params}, padded)
   for prompt, row, scores in zip(prompts, rows, logits):
@@ -233,6 +224,7 @@ def test_rows_at_other_positions_share_a_batch(model):
       assert scores[i - 1, row[i]] >= scores[i - 1].max() - 1e-4
 
 
+@pytest.mark.ci
 def test_draws_follow_the_seed_and_not_the_batch():
   params = make_params(3)
   prompts = random_prompts(5, 9)
@@ -283,16 +275,7 @@ def test_equal_logits_fill_the_last_places_by_their_id():
   assert set(draws.tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize('options, message', [
-    (dict(temperature=0.0), 'temperature is 0.0; give more than 0'),
-    (dict(top_k=0), 'top_k is 0; give at least 1'),
-    (dict(top_p=1.5), r'top_p is 1.5; give a number in \(0, 1\]'),
-])
-def test_impossible_sampling_is_refused(options, message):
-  with pytest.raises(ValueError, match=message):
-    sampler(**options)
-
-
+@pytest.mark.ci
 @pytest.mark.parametrize('choose', [None, sampler(0.7)])
 def test_streamed_tokens_are_those_of_generate(choose):
   params = random_params(MODELS[0])
@@ -300,22 +283,14 @@ def test_streamed_tokens_are_those_of_generate(choose):
   rest = dict(max_new_tokens=5, end_of_text=-1, length=24)
   if choose is not None:
     rest |= dict(choose=choose, key=np.int64(3))
-  found = list(stream(decoder, params, [7, 1, 19], **rest))
+  streamed = list(stream(decoder, params, [7, 1, 19], **rest))
   (wanted,) = generate_with(
       decoder, params, [[7, 1, 19]], batch_size=1, **rest
   )
-  assert found == wanted and len(found) == 5
+  assert streamed == wanted and len(streamed) == 5
   rest['end_of_text'] = wanted[2]
   until = wanted.index(wanted[2])
   assert list(stream(decoder, params, [7, 1, 19], **rest)) == wanted[:until]
-
-
-def test_a_streamed_prompt_beyond_the_model_is_refused():
-  with pytest.raises(ValueError, match='has 24 tokens'):
-    next(stream(
-        CachedModel(MODELS[0]), None, [1] * 24, max_new_tokens=1,
-        end_of_text=0, length=24,
-    ))
 
 
 def test_characters_are_decoded_when_they_are_complete():
@@ -336,3 +311,25 @@ class Words:
 def test_a_continuation_begins_with_the_space_after_its_prompt():
   texts = decode_stream(Words(), iter([3, 4]), [1, 2])
   assert list(texts) == [' word3', ' word4']
+
+
+generated = lambda *prompts: generate_with(
+    CachedModel(MODELS[0]), None, prompts, max_new_tokens=1, end_of_text=0,
+    batch_size=2, length=8,
+)
+
+
+@pytest.mark.parametrize('call, message', [
+    (lambda: sampler(temperature=0.0), 'temperature is 0.0; give more than 0'),
+    (lambda: sampler(top_k=0), 'top_k is 0; give at least 1'),
+    (lambda: sampler(top_p=1.5), r'top_p is 1.5; give a number in \(0, 1\]'),
+    (lambda: generated([1], [30, -1]), r'prompts\[1\] has the token -1;'),
+    (lambda: generated([1], [30, 31]), r'prompts\[1\] has the token 31;'),
+    (lambda: next(stream(
+        CachedModel(MODELS[0]), None, [1] * 24, max_new_tokens=1,
+        end_of_text=0, length=24,
+    )), 'has 24 tokens'),
+])
+def test_impossible_sampling_and_prompts_are_refused(call, message):
+  with pytest.raises(ValueError, match=message):
+    call()

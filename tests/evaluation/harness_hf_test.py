@@ -86,13 +86,13 @@ def answers(model, task):
   """The answers of a model to the questions of a task, and its metrics."""
   from lm_eval import evaluator
   from lm_eval import tasks
-  found = evaluator.simple_evaluate(
+  evaluated = evaluator.simple_evaluate(
       model=model, tasks=[task], num_fewshot=0, limit=LIMIT,
       task_manager=tasks.TaskManager(include_defaults=False),
       bootstrap_iters=0, log_samples=True,
   )
-  (samples,) = found['samples'].values()
-  (results,) = found['results'].values()
+  (samples,) = evaluated['samples'].values()
+  (results,) = evaluated['results'].values()
   numbers = {k: x for k, x in results.items() if isinstance(x, float)}
   return [sample['resps'] for sample in samples], numbers
 
@@ -102,16 +102,16 @@ def answers(model, task):
 )
 def test_answers_to_the_tasks_agree(both, task):
   folder = data_path('lm_eval_tasks/data')
-  (want, metrics), (found, ours) = (
+  (want, metrics), (replies, ours) = (
       answers(model, suites.local_tasks(folder)[task]) for model in both
   )
   logs, others = (
       [np.array([float(r[0][0]) for r in row]) for row in rows]
-      for rows in (want, found)
+      for rows in (want, replies)
   )
   for one, other in zip(logs, others):
     np.testing.assert_allclose(other, one, rtol=RTOL)
-  assert [[r[0][1] for r in row] for row in found] == [
+  assert [[r[0][1] for r in row] for row in replies] == [
       [r[0][1] for r in row] for row in want
   ]
   assert ours == pytest.approx(metrics, rel=RTOL)

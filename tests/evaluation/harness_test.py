@@ -182,10 +182,10 @@ def test_the_leaderboard_names_what_is_missing(subject, offline, tmp_path):
 def test_likelihoods_of_texts_are_those_of_the_model(subject, offline):
   model = harness_model(subject)
   pairs = [('The sky is', ' blue'), ('One two ', 'three'), ('é' * 300, ' end')]
-  found = model.loglikelihood(
+  likelihoods = model.loglikelihood(
       [Request(*pair) for pair in pairs], disable_tqdm=True
   )
-  for (log, greedy), pair in zip(found, pairs):
+  for (log, greedy), pair in zip(likelihoods, pairs):
     expected = directly(subject, *pair)
     assert log == pytest.approx(expected[0], rel=1e-4)
     assert greedy == expected[1]
@@ -209,10 +209,10 @@ def test_a_target_longer_than_the_model_is_scored_in_windows(subject, offline):
     log = log[-len(wanted):]
     expected += float(log[np.arange(len(wanted)), wanted].sum())
     greedy &= bool((log.argmax(-1) == wanted).all())
-  (found,) = harness_model(subject).loglikelihood(
+  (likelihood,) = harness_model(subject).loglikelihood(
       [Request(context, target)], disable_tqdm=True
   )
-  assert found == (pytest.approx(expected, rel=1e-5), greedy)
+  assert likelihood == (pytest.approx(expected, rel=1e-5), greedy)
 
 
 @needs_harness

@@ -27,8 +27,6 @@ from spdf_jax.evaluation import score_continuations
 from spdf_jax.evaluation import Subject
 from tests.real_data import data_path
 
-pytestmark = pytest.mark.ci
-
 LENGTH = 48
 
 
@@ -47,9 +45,9 @@ def subject():
   return Subject(apply_fn, params, ByteTokenizer(), LENGTH)
 
 
-def likelihoods(subject, asked, length=LENGTH, **options):
+def likelihoods(subject, continuations, length=LENGTH, **options):
   return score_continuations(
-      subject.apply_fn, subject.params, asked, length=length, **options
+      subject.apply_fn, subject.params, continuations, length=length, **options
   )
 
 
@@ -76,25 +74,27 @@ def drawn(seed, count):
   ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize('batch_tokens', [1, 5000])
 def test_batches_change_no_likelihood(subject, batch_tokens):
-  asked = drawn(0, 12)
+  continuations = drawn(0, 12)
   # Some that greedy decoding finds.
   for context, _ in drawn(1, 3):
     ids = list(context)[-20:]
     for _ in range(3):
       logits = subject.apply_fn(subject.params, jnp.array([ids]))
       ids.append(int(logits[0, -1].argmax()))
-    asked.append(Continuation(ids[:-3], ids[-3:]))
-  found = likelihoods(subject, asked, batch_tokens=batch_tokens)
-  expected = [directly(subject, *one) for one in asked]
-  assert [f.greedy for f in found] == [e[1] for e in expected]
+    continuations.append(Continuation(ids[:-3], ids[-3:]))
+  actual = likelihoods(subject, continuations, batch_tokens=batch_tokens)
+  expected = [directly(subject, *one) for one in continuations]
+  assert [f.greedy for f in actual] == [e[1] for e in expected]
   assert [e[1] for e in expected][-3:] == [True] * 3
   np.testing.assert_allclose(
-      [f.log_probability for f in found], [e[0] for e in expected], rtol=2e-5
+      [f.log_probability for f in actual], [e[0] for e in expected], rtol=2e-5
   )
 
 
+@pytest.mark.ci
 def test_few_shapes_are_compiled():
   shapes = set()
 
@@ -116,9 +116,9 @@ def test_inputs_that_cannot_be_scored_are_refused(subject):
   with pytest.raises(ValueError, match='target 0 has 9 tokens, more than len'):
     likelihoods(subject, [Continuation([1], [2] * 9)], length=8)
   for token in (-1, 257):
-    for asked in (Continuation([token], [2]), Continuation([1], [token])):
+    for pair in ([token], [2]), ([1], [token]):
       with pytest.raises(ValueError, match=f'has the token {token}; token ids'):
-        likelihoods(subject, [asked])
+        likelihoods(subject, [Continuation(*pair)])
   assert likelihoods(subject, []) == []
 
 
@@ -136,6 +136,7 @@ def test_overlapping_windows_are_those_of_megatron(count, length, stride):
     assert number == 0 or len(target) <= stride
 
 
+@pytest.mark.ci
 def test_real_wikitext_has_megatrons_numbers_of_words_and_tokens():
   text = data_path('wikitext2/wiki.test.tokens').read_text('utf-8')
   tokenizer = open_tokenizer(data_path('gpt2_bpe'))
@@ -145,30 +146,30 @@ def test_real_wikitext_has_megatrons_numbers_of_words_and_tokens():
 
 def test_adjusted_perplexity_is_per_word(subject):
   text = 'A b @-@ c , d .\n = E =\n' * 6
-  found = wikitext.adjusted_perplexity(subject, text, stride=7)
+  scores = wikitext.adjusted_perplexity(subject, text, stride=7)
   tokens = list(wikitext.detokenize_wikitext(text).encode())
   windows = wikitext.overlapping_windows(tokens, LENGTH, 7)
   nats = -sum(directly(subject, *window)[0] for window in windows)
-  assert found['tokens'] == len(tokens)
-  assert found['words'] == len(text.strip().split(' '))
-  assert found['loss'] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
-  assert found['adjusted_perplexity'] == pytest.approx(
-      math.exp(min(nats / (found['words'] - 1), 700)), rel=1e-3
+  assert scores['tokens'] == len(tokens)
+  assert scores['words'] == len(text.strip().split(' '))
+  assert scores['loss'] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
+  assert scores['adjusted_perplexity'] == pytest.approx(
+      math.exp(min(nats / (scores['words'] - 1), 700)), rel=1e-3
   )
 
 
 def test_only_targets_and_their_ends_count_in_their_loss(subject):
   pairs = [Pair('An article', 'Its sum'), Pair('x' * 90, 'b'), Pair('', 'c')]
-  found = target_loss(subject, pairs, batch_size=2)
+  score = target_loss(subject, pairs, batch_size=2)
   nats = tokens = 0
   for pair in pairs:
     target = [*f' {pair.target}'.encode(), 256]
     context = [*pair.context.encode()[:LENGTH - len(target)], 256]
     nats -= directly(subject, context, target)[0]
     tokens += len(target)
-  assert found.tokens == tokens
-  assert found.loss == pytest.approx(nats / tokens, rel=1e-5)
-  assert found.perplexity == pytest.approx(math.exp(nats / tokens), rel=1e-4)
+  assert score.tokens == tokens
+  assert score.loss == pytest.approx(nats / tokens, rel=1e-5)
+  assert score.perplexity == pytest.approx(math.exp(nats / tokens), rel=1e-4)
 
 
 PASSAGES = [
@@ -177,18 +178,19 @@ PASSAGES = [
 ]
 
 
+@pytest.mark.ci
 def test_lambada_by_both_protocols(subject):
   tokenizer = ByteTokenizer()
   for protocol, target_of in (
       ('lambada_last_word', last_word), ('lambada_megatron', last_token)
   ):
-    found = score_lambada(subject, PASSAGES, protocol)
+    scores = score_lambada(subject, PASSAGES, protocol)
     expected = [
         directly(subject, *target_of(tokenizer, *p)) for p in PASSAGES
     ]
-    assert found['items'] == 4
-    assert found['accuracy'] == np.mean([greedy for _, greedy in expected])
-    assert found['perplexity'] == pytest.approx(
+    assert scores['items'] == 4
+    assert scores['accuracy'] == np.mean([greedy for _, greedy in expected])
+    assert scores['perplexity'] == pytest.approx(
         math.exp(-np.mean([log for log, _ in expected])), rel=1e-3
     )
   assert last_token(tokenizer, 'I', 'am').target == [ord('m')]
@@ -211,6 +213,7 @@ def test_a_word_that_a_token_joins_to_its_context_is_a_target():
   assert target == tokenizer.encode(' be') and whole not in target
 
 
+@pytest.mark.ci
 def test_real_lambada_has_mostly_words_of_one_token():
   passages = read_lambada(data_path('lm_eval_tasks/data/lambada_openai.jsonl'))
   tokenizer = open_tokenizer(data_path('gpt2_bpe'))

@@ -338,8 +338,8 @@ def test_the_protocol_states_the_sizes_of_the_scale():
   for row, size in (('small', 'small'), ('main', ''), ('large', 'large')):
     width, count, read, steps = rows[row]
     assert FAIR.sizes[size].width == int(width)
-    found = parameters(FAIR.model(size))
-    assert count == f'{found:,}' and read == f'{20 * found / 1e6:.2f}M'
+    number = parameters(FAIR.model(size))
+    assert count == f'{number:,}' and read == f'{20 * number / 1e6:.2f}M'
     assert steps == f'{FAIR.steps(scales.sized(scales.DENSE, size)):,}'
 
 

@@ -225,8 +225,8 @@ def test_a_world_where_a_claim_is_true_and_one_where_it_is_not(key):
         for arm in claim.arms
     }
 
-  found, = claims.judge([claim], world(1))
-  assert found.verdict in (claims.HOLDS, claims.BETTER)
+  finding, = claims.judge([claim], world(1))
+  assert finding.verdict in (claims.HOLDS, claims.BETTER)
   bad = world(-1)
   if claim.comparisons[0].margin:  # Better than allowed, and than dense.
     for outcomes in bad.values():
@@ -256,10 +256,10 @@ def test_tests_are_those_of_scipy(values, bound):
 @given(VALUES)
 @settings(deadline=None)
 def test_an_interval_ends_where_its_test_rejects(values):
-  found = paired.t_interval(values)
-  assert found.low <= found.mean <= found.high
-  assert paired.p_below(values, found.high) == pytest.approx(0.025, rel=1e-5)
-  assert paired.p_above(values, found.low) == pytest.approx(0.025, rel=1e-5)
+  interval = paired.t_interval(values)
+  assert interval.low <= interval.mean <= interval.high
+  assert paired.p_below(values, interval.high) == pytest.approx(0.025, rel=1e-5)
+  assert paired.p_above(values, interval.low) == pytest.approx(0.025, rel=1e-5)
 
 
 def test_one_value_has_no_interval_and_equal_ones_a_point():
@@ -293,14 +293,15 @@ def test_numbers_that_are_not_finite_are_strings_and_are_restored(tmp_path):
   stored = json.loads(path.read_text(), parse_constant=pytest.fail)
   assert stored['validation/loss'] == 'NaN'
   assert stored['high'] == 'Infinity' and stored['low'] == '-Infinity'
-  found = json_files.read_json(path)
-  assert math.isnan(found['validation/loss'])
-  assert found['high'] == math.inf and found['low'] == -math.inf
-  (step, seconds, loss), last = found['curve']
+  restored = json_files.read_json(path)
+  assert math.isnan(restored['validation/loss'])
+  assert restored['high'] == math.inf and restored['low'] == -math.inf
+  (step, seconds, loss), last = restored['curve']
   assert (step, seconds) == (4, 0.5) and math.isnan(loss)
-  assert last == [8, 1.0, 2.5] and found['name'] == 'NaN-free'
+  assert last == [8, 1.0, 2.5] and restored['name'] == 'NaN-free'
 
 
 def test_bare_constants_of_older_files_are_read():
-  found = json_files.decode('{"loss": NaN, "curve": [Infinity, -Infinity]}')
-  assert math.isnan(found['loss']) and found['curve'] == [math.inf, -math.inf]
+  decoded = json_files.decode('{"loss": NaN, "curve": [Infinity, -Infinity]}')
+  assert math.isnan(decoded['loss'])
+  assert decoded['curve'] == [math.inf, -math.inf]

@@ -55,14 +55,14 @@ def test_a_terminal_of_ascii_shows_a_text_with_replacements():
   assert done.stdout == b'na?ve ? 1\nthe end\n'
 
 
-@pytest.mark.parametrize('found, status, shown', [
+@pytest.mark.parametrize('returned, status, shown', [
     (None, 0, ''), (0, 0, ''), (3, 3, ''), ('a text', 0, 'a text\n'),
     (iter(['a', 'b']), 0, 'a\nb\n'),
 ])
 def test_what_a_call_returns_is_shown_or_the_status(
-    found, status, shown, capsys
+    returned, status, shown, capsys
 ):
-  assert console.run(ARGV, lambda: found) == status
+  assert console.run(ARGV, lambda: returned) == status
   assert capsys.readouterr().out == shown
 
 

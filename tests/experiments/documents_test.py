@@ -30,8 +30,8 @@ def test_inputs_are_listed_in_a_fixed_order(tmp_path):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.touch()
-  found = [p.relative_to(tmp_path).as_posix() for p in list_inputs(tmp_path)]
-  assert found == ['a.parquet', 'b/10.txt', 'b/2.jsonl']
+  paths = [p.relative_to(tmp_path).as_posix() for p in list_inputs(tmp_path)]
+  assert paths == ['a.parquet', 'b/10.txt', 'b/2.jsonl']
   (tmp_path / 'dataset_dict.json').touch()
   with pytest.raises(ValueError, match='give the folder of one'):
     list_inputs(tmp_path)
@@ -62,8 +62,8 @@ def test_a_card_beside_rows_is_no_document(tmp_path, caplog):
   (tmp_path / 'data').mkdir()
   (tmp_path / 'data' / 'a.parquet').touch()
   (tmp_path / 'data' / 'readme.md').touch()
-  found = [p.relative_to(tmp_path).as_posix() for p in list_inputs(tmp_path)]
-  assert found == ['a.md', 'data/a.parquet']
+  paths = [p.relative_to(tmp_path).as_posix() for p in list_inputs(tmp_path)]
+  assert paths == ['a.md', 'data/a.parquet']
   assert 'README.md, data/readme.md are not read' in caplog.text
 
 
@@ -204,14 +204,14 @@ def test_long_documents_of_tokens_are_read_in_pieces(ids, size):
     patch.setattr(documents, '_PIECE', size)
     path = pathlib.Path(folder, 'a.bin')
     path.write_bytes(np.array(ids, '<u2').tobytes())
-    found, document = [], []
+    joined, document = [], []
     for item in read_documents(path, end_of_text=9):
       if isinstance(item, Skipped):
-        found.append([])
+        joined.append([])
         continue
       document += item.content.tolist()
       if item.last:
-        found.append(document)
+        joined.append(document)
         document = []
   assert not document
   whole = [[]]
@@ -220,7 +220,7 @@ def test_long_documents_of_tokens_are_read_in_pieces(ids, size):
       whole.append([])
     else:
       whole[-1].append(token)
-  assert found == (whole if whole[-1] else whole[:-1])
+  assert joined == (whole if whole[-1] else whole[:-1])
 
 
 DEEP = '[' * 200_000
@@ -247,8 +247,8 @@ def test_a_zstandard_bomb_needs_little_memory(tmp_path, monkeypatch):
   monkeypatch.setattr(documents, '_LONGEST_LINE', 1 << 20)
   path = tmp_path / 'a.jsonl.zst'
   path.write_bytes(bomb(2048))
-  found, peak = peak_of(lambda: list(read_documents(path)))
-  assert found == [Skipped('line too long', f'{path} line 1')]
+  items, peak = peak_of(lambda: list(read_documents(path)))
+  assert items == [Skipped('line too long', f'{path} line 1')]
   assert peak < 1 << 27
 
 
@@ -316,8 +316,8 @@ def test_lines_that_are_too_long_are_skipped_and_not_held(
     data = zstandard.ZstdCompressor().compress(path.read_bytes())
     path = tmp_path / 'a.jsonl.zst'
     path.write_bytes(data)
-  found, peak = peak_of(lambda: list(read_documents(path)))
-  assert found == [
+  items, peak = peak_of(lambda: list(read_documents(path)))
+  assert items == [
       Piece('one'), Skipped('line too long', f'{path} line 2'), Piece('two')
   ]
   # A piece of compressed data is up to 32 MiB.
@@ -344,8 +344,8 @@ def test_a_line_of_the_largest_length_is_a_document(
 def test_json_that_cannot_be_parsed_is_a_faulty_document(tmp_path, line):
   path = tmp_path / 'a.jsonl'
   path.write_text(f'{line}\n{{"text": "next"}}\n')
-  found = list(read_documents(path))
-  assert found == [Skipped('not JSON', f'{path} line 1'), Piece('next')]
+  items = list(read_documents(path))
+  assert items == [Skipped('not JSON', f'{path} line 1'), Piece('next')]
 
 
 def test_a_broken_dataset_is_refused_with_its_name(tmp_path):

@@ -135,12 +135,12 @@ def cluster(monkeypatch):
   monkeypatch.setenv('RAY_USAGE_STATS_ENABLED', '0')
   monkeypatch.setenv('RAY_worker_niceness', '0')
   node = dict(num_cpus=1, object_store_memory=MEMORY)
-  found = Cluster(initialize_head=True, head_node_args=node)
-  second = found.add_node(**node)
-  found.wait_for_nodes()
-  monkeypatch.setenv('RAY_ADDRESS', found.address)
-  yield found, second
-  found.shutdown()
+  started = Cluster(initialize_head=True, head_node_args=node)
+  second = started.add_node(**node)
+  started.wait_for_nodes()
+  monkeypatch.setenv('RAY_ADDRESS', started.address)
+  yield started, second
+  started.shutdown()
 
 
 def wait(condition, child):

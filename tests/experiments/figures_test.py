@@ -91,12 +91,12 @@ def groups_of(folder):
 
 def line_of(ax, **looks):
   """Returns x and y of the one line with these looks."""
-  found = [
+  lines = [
       line for line in ax.get_lines()
       if all(getattr(line, f'get_{k}')() == v for k, v in looks.items())
   ]
-  assert len(found) == 1, found
-  return [list(map(float, values)) for values in found[0].get_data()]
+  assert len(lines) == 1, lines
+  return [list(map(float, values)) for values in lines[0].get_data()]
 
 
 def test_a_history_counts_on_through_its_launches(tmp_path):
@@ -272,10 +272,10 @@ def test_the_reduction_rises_with_size_to_its_limit():
   assert list(sizes) == sorted(sizes) and list(times) == sorted(times)
   assert times[-1] < 4
   # SPDF, section 3.5.
-  found = dict(zip(flops_plots.MODELS, times))
+  reduction = dict(zip(flops_plots.MODELS, times))
   assert_texts_stand_free(flops_plots.plot_flops_reduction())
-  assert found['gpt2-small'] == pytest.approx(1.65, rel=6e-3)
-  assert found['gpt3-xl'] == pytest.approx(2.5, rel=6e-3)
+  assert reduction['gpt2-small'] == pytest.approx(1.65, rel=6e-3)
+  assert reduction['gpt3-xl'] == pytest.approx(2.5, rel=6e-3)
 
 
 @pytest.mark.parametrize('plot', [

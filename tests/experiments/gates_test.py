@@ -197,16 +197,16 @@ def test_a_verdict_needs_all_registered_seeds():
       name: outcome for name, outcome in world.done.items()
       if not (name.startswith('static-75/') and name.endswith('seed=12'))
   }
-  found = look_at(CONTEXT_64, world.entries, done).findings
-  assert found['flops-64'].reason == '11 of at least 12 seeds'
-  assert not found['flops-96'].reason
+  findings = look_at(CONTEXT_64, world.entries, done).findings
+  assert findings['flops-64'].reason == '11 of at least 12 seeds'
+  assert not findings['flops-96'].reason
   # Gates are not judged by some of their seeds either.
   done = {
       name: outcome for name, outcome in world.done.items()
       if not (name.startswith('static-99_w96/') and name.endswith('seed=2'))
   }
-  found = look_at(CONTEXT_64, world.entries, done)
-  gate, = (g for g in found.gates if not g.passed and g.key != 'G6')
+  judged = look_at(CONTEXT_64, world.entries, done)
+  gate, = (g for g in judged.gates if not g.passed and g.key != 'G6')
   assert (gate.key, gate.subject.size, gate.found) == ('G2', 'w96', '')
 
 
@@ -217,9 +217,9 @@ def test_an_arm_that_is_measured_on_tuning_seeds_alone_is_not_judged():
       if not name.startswith('dense/') or 'seed=10' in name
       and not name.endswith('seed=10')
   }
-  found = look_at(CONTEXT_64, world.entries, done)
-  assert scales.DENSE not in found.measured
-  assert found.findings['size'].reason.startswith('0 of at least 12 seeds')
+  judged = look_at(CONTEXT_64, world.entries, done)
+  assert scales.DENSE not in judged.measured
+  assert judged.findings['size'].reason.startswith('0 of at least 12 seeds')
 
 
 def test_an_arm_none_of_whose_rates_is_eligible_is_not_judged(capsys):
@@ -321,14 +321,14 @@ def mixed_world():
   return world_of(gaps=gaps, best=BEST)
 
 
-def report(found):
+def report(world):
   return claim_report.format_report(
-      'T', {'seeds': 8}, list(found.findings.values()), {
-          'Gates': claim_report.format_gates(found.gates),
+      'T', {'seeds': 8}, list(world.findings.values()), {
+          'Gates': claim_report.format_gates(world.gates),
           'Arms': arm_report.format_arms(
-              found.entries, found.done, found.measured
+              world.entries, world.done, world.measured
           ),
-          'Chosen': arm_report.format_choices(found.entries, found.done),
+          'Chosen': arm_report.format_choices(world.entries, world.done),
       },
   )
 
@@ -380,14 +380,14 @@ def test_each_family_has_a_table_and_each_comparison_a_line():
 
 def test_what_has_not_run_is_called_so_and_null_in_json():
   entries = entries_of()
-  found = look_at(FAIR, entries, {})
-  text = report(found)
+  world = look_at(FAIR, entries, {})
+  text = report(world)
   line, = lines_of(text, '| G2 | dense beats')
   assert line.endswith('| – | not yet run |')
   line, = lines_of(text, '| (a) ')
   assert '| 0 | – | – | 0 | 1 | **no verdict** (0 of at least 8' in line
   assert 'nan' not in text and 'inf' not in text.replace('inferior', '')
-  described = claim_report.describe_findings(list(found.findings.values()))
+  described = claim_report.describe_findings(list(world.findings.values()))
   text = json.dumps(described, allow_nan=False)
   comparison = json.loads(text)[0]['comparisons'][0]
   assert comparison['low'] is comparison['mean'] is None

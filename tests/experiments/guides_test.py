@@ -25,8 +25,8 @@ def scripts(guide):
   """Yields (file name or '', script) of a guide; lines count as in it."""
   text = guide.read_text()
   pattern = r'(?:<!-- file: (\S+) -->\n)?```python\n(.*?)```'
-  for found in re.finditer(pattern, text, re.S):
-    yield found[1] or '', '\n' * text[:found.start(2)].count('\n') + found[2]
+  for match in re.finditer(pattern, text, re.S):
+    yield match[1] or '', '\n' * text[:match.start(2)].count('\n') + match[2]
 
 
 def commands(guide):

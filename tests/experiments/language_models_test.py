@@ -124,10 +124,10 @@ def test_a_conversion_replaces_the_tokenizer_of_the_one_before(tmp_path):
   (bpe / 'merges.txt').write_text('\n'.join(merges))
   for source in ('bytes', 'bpe', 'bytes'):
     rewrite(tmp_path / source, tmp_path / 'out')
-    found, wanted = map(data.tokenizer_paths, (
+    actual, wanted = map(data.tokenizer_paths, (
         tmp_path / 'out', tmp_path / source
     ))
-    assert [x.name for x in found] == [x.name for x in wanted]
+    assert [x.name for x in actual] == [x.name for x in wanted]
     opened = map(data.open_tokenizer, (tmp_path / 'out', tmp_path / source))
     assert len({x.fingerprint for x in opened}) == 1
 
@@ -154,8 +154,8 @@ def test_a_compact_export_is_scored_as_its_dense_weights(tmp_path):
   compact = language_models.open_hf(str(tmp_path / 'compact'))
   kernel = compact.params['h_1']['mlp']['wo']['kernel']
   assert isinstance(kernel, ListedMatrix) and kernel.values.dtype == dtype
-  wanted, found = (score_text(x, tmp_path) for x in (dense, compact))
-  assert wanted and found == pytest.approx(wanted, rel=1e-5)
+  wanted, actual = (score_text(x, tmp_path) for x in (dense, compact))
+  assert wanted and actual == pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize('format', ['dense', 'compact'])
@@ -254,11 +254,11 @@ def test_on_gpus_matrices_stay_dense_and_layers_are_scanned(
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   opened = language_models.open_listed(str(tmp_path / 'new'), dtype='bfloat16')
   monkeypatch.undo()
-  found = opened.params['h']['mlp']['wo']['kernel']
-  assert opened.module.config.scan_layers and found.dtype == jnp.bfloat16
+  stacked = opened.params['h']['mlp']['wo']['kernel']
+  assert opened.module.config.scan_layers and stacked.dtype == jnp.bfloat16
   for layer in range(CONFIG.n_layers):
     kernel = params[f'h_{layer}']['mlp']['wo']['kernel']
-    np.testing.assert_array_equal(found[layer], kernel.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(stacked[layer], kernel.astype(jnp.bfloat16))
   assert opened.params['wte']['embedding'].dtype == jnp.float32
   assert jnp.isfinite(
       opened.subject.apply_fn(opened.params, jnp.arange(4)[None])
@@ -276,10 +276,10 @@ def test_matrices_with_few_pruned_weights_stay_dense(tmp_path):
 
 def test_a_model_in_float16_is_listed_in_float32(tmp_path, monkeypatch):
   save(tmp_path)
-  found = interop.load_hf(tmp_path)
-  config = dataclasses.replace(found.config, dtype='float16')
+  loaded = interop.load_hf(tmp_path)
+  config = dataclasses.replace(loaded.config, dtype='float16')
   monkeypatch.setattr(
-      interop, 'load_hf', lambda _: found._replace(config=config)
+      interop, 'load_hf', lambda _: loaded._replace(config=config)
   )
   opened = language_models.open_listed(str(tmp_path))
   assert opened.module.config.dtype == 'float32'

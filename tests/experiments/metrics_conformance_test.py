@@ -236,27 +236,27 @@ def test_scores_of_systems_are_those_of_the_official_scripts(
   scores = score_texts(
       *texts(), protocol, metrics=[metric], meteor_jar=jar
   )
-  found = scores.values[metric]
+  score = scores.values[metric]
   if (protocol, metric) == ('e2e_raw', 'bleu') or metric == 'chrf++':
-    found /= 100
+    score /= 100
   if digits is None:
-    assert found == pytest.approx(official, abs=1e-12)
+    assert score == pytest.approx(official, abs=1e-12)
   else:
-    assert round(found, digits) == official
+    assert round(score, digits) == official
 
 
 @pytest.mark.slow
 def test_segment_minima_by_the_protocol_of_hu_et_al():
   wanted = expected_values('lora_webnlg_bart')
   hypotheses, references = lora_system()
-  found = score_texts(
+  values = score_texts(
       hypotheses, references, 'lora_webnlg',
       metrics=['bleu', 'ter_segment_minima'],
   ).values
-  assert round(found['bleu'] / 100, 5) == wanted['BLEU_NLTK']
+  assert round(values['bleu'] / 100, 5) == wanted['BLEU_NLTK']
   # There the empty line after the last one counts as a segment of rate 1.
   count = len(hypotheses)
-  with_line = (found['ter_segment_minima'] * count + 1) / (count + 1)
+  with_line = (values['ter_segment_minima'] * count + 1) / (count + 1)
   assert round(with_line, 5) == wanted['TER_with_trailing_empty_line']
 
 

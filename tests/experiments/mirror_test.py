@@ -88,7 +88,7 @@ def files_in(folder):
 
 def wait_for(bucket, name):
   for _ in range(300):
-    if any(found.startswith(name) for found in manifest_of(bucket)):
+    if any(path.startswith(name) for path in manifest_of(bucket)):
       return
     time.sleep(0.1)
   raise TimeoutError(name)
@@ -122,9 +122,9 @@ def check_that_a_killed_run_continues(bucket, tmp_path):
 
   with mirror.mirrored(other, str(kept)):
     assert saved_steps(other)[-1] == 8
-    found, again = train(other)
-  assert_same_arrays(found.params, wanted.params)
-  assert_same_arrays(found.opt_state, wanted.opt_state)
+    state, again = train(other)
+  assert_same_arrays(state.params, wanted.params)
+  assert_same_arrays(state.opt_state, wanted.opt_state)
   assert again == losses
   for name, stored in manifest_of(kept).items():
     assert (kept / stored).read_bytes() == (other / name).read_bytes()

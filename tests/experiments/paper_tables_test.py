@@ -235,8 +235,8 @@ def test_a_run_given_by_another_path_is_one_run(tmp_path, monkeypatch):
   run = make_run(tmp_path / 'runs' / 'a', ROUNDS, preset='gpt3-1.3b')
   score(tmp_path / 'runs' / 'a.json', 'runs/a', 2.5)
   for folder in (tmp_path / 'runs', 'runs', f'../{tmp_path.name}/runs'):
-    (found,) = find_runs([folder]).runs
-    assert len(found.scores) == 1 and os.path.samefile(found.source, run)
+    (record,) = find_runs([folder]).runs
+    assert len(record.scores) == 1 and os.path.samefile(record.source, run)
 
 
 def test_the_last_round_and_the_whole_run_are_one_checkpoint(tmp_path):
@@ -320,9 +320,9 @@ def test_unfinished_and_lost_runs_are_named(tmp_path):
            done=40)
   tune(tmp_path / 'lost', 'runs/nowhere')
   score(tmp_path / 'hf.json', 'hub/gpt2', 50.0)
-  found = find_runs([tmp_path])
-  assert not found.runs
-  text = '\n'.join(found.problems)
+  collected = find_runs([tmp_path])
+  assert not collected.runs
+  text = '\n'.join(collected.problems)
   assert 'half is at step 40 of 100; train it to the end.' in text
   assert 'lost starts from runs/nowhere, which is not found' in text
   assert 'scores hub/gpt2, which is no run here' in text
@@ -353,9 +353,9 @@ def test_scores_are_found_by_the_place_they_were_made_in(tmp_path, monkeypatch):
 def test_scores_of_a_trial_fill_nothing(tmp_path):
   run = tune(tmp_path / 'a', pretrain(tmp_path / 'parent'))
   score(tmp_path / 'trial.json', run, 12.3, limit=2, search='hu2021')
-  found = find_runs([tmp_path])
-  assert all(run.scores == {} for run in found.runs)
-  assert found.problems == (
+  collected = find_runs([tmp_path])
+  assert all(run.scores == {} for run in collected.runs)
+  assert collected.problems == (
       f'{tmp_path}/trial.json has no official scores, since limit is 2',
   )
 

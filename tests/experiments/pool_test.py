@@ -65,25 +65,25 @@ class Killed(Exception):
 def run_pool(run, done=(), workers=2, entries=ENTRIES):
   reported = []
   with concurrent.futures.ThreadPoolExecutor(workers) as executor:
-    found = run_all(
+    outcomes = run_all(
         lambda done: next_jobs(entries, done), run, dict(done), executor,
         workers, lambda job, done: reported.append((job, len(done))),
     )
-  return found, reported
+  return outcomes, reported
 
 
 def test_grids_are_run_on_one_seed_and_their_best_on_the_others():
-  found, _ = run_pool(measure)
-  runs = arm_report.measured(ENTRIES, found)
+  outcomes, _ = run_pool(measure)
+  runs = arm_report.measured(ENTRIES, outcomes)
   assert {arm: sorted(seeds) for arm, seeds in runs.items()} == {
       entry.arm: [1, 2] for entry in ENTRIES
   }
-  assert choose(ENTRIES[2], found) == {'rate': 4.0, 'stage': 0.3}
-  assert {name for name in found if name.startswith('dense/')} == {
+  assert choose(ENTRIES[2], outcomes) == {'rate': 4.0, 'stage': 0.3}
+  assert {name for name in outcomes if name.startswith('dense/')} == {
       'dense/rate=1.0,seed=0', 'dense/rate=2.0,seed=0', 'dense/rate=4.0,seed=0',
       'dense/rate=2.0,seed=1', 'dense/rate=2.0,seed=2',
   }
-  table = arm_report.format_choices(ENTRIES, found)
+  table = arm_report.format_choices(ENTRIES, outcomes)
   assert '**rate 4, stage 0.3: 0.0000**' in table
   assert 'rate 1, stage a: 2.1000' in table
   assert '| rate 1: 1.0000; **rate 2: 0.0000**; rate 4: 1.0000 |' in table
@@ -93,18 +93,18 @@ def test_a_rate_whose_neighbours_diverge_is_inside_the_extended_grid():
   # The highest rate that does not diverge is the best: inf bounds it.
   loss = lambda rate: math.nan if rate > 4 else 1 / rate
   entry = ENTRIES[1]
-  found = finish(
+  outcomes = finish(
       [INIT, entry], lambda job: {PRETRAINED: loss(job.point.get('rate', 1))}
   )
-  assert [point['rate'] for point in tried(entry, found)] == [1, 2, 4, 8]
-  assert choose(entry, found) == {'rate': 4.0}
+  assert [point['rate'] for point in tried(entry, outcomes)] == [1, 2, 4, 8]
+  assert choose(entry, outcomes) == {'rate': 4.0}
 
 
 def test_an_arm_that_always_diverges_has_no_rate_and_no_other_seeds():
   entry = ENTRIES[1]
-  found = finish([INIT, entry], lambda job: {PRETRAINED: math.nan})
-  assert choose(entry, found) is None
-  assert {n for n in found if n.startswith('dense/')} == {
+  outcomes = finish([INIT, entry], lambda job: {PRETRAINED: math.nan})
+  assert choose(entry, outcomes) is None
+  assert {n for n in outcomes if n.startswith('dense/')} == {
       f'dense/rate={rate:.1f},seed=0' for rate in (0.5, 1, 2, 4)
   }
 
@@ -122,10 +122,10 @@ def test_a_grid_is_extended_until_its_best_is_inside_or_8_times_beyond(
       PRETRAINED: abs(math.log2(job.point.get('rate', best) / best))
   }
   entry = ENTRIES[1]
-  found = finish([INIT, entry], run)
-  assert [point['rate'] for point in tried(entry, found)] == expected
+  outcomes = finish([INIT, entry], run)
+  assert [point['rate'] for point in tried(entry, outcomes)] == expected
   nearest = min(expected, key=lambda rate: abs(math.log2(rate / best)))
-  assert choose(entry, found) == {'rate': nearest}
+  assert choose(entry, outcomes) == {'rate': nearest}
 
 
 def test_a_grid_is_extended_at_the_best_stage_only():
@@ -225,12 +225,12 @@ def test_a_tied_rate_runs_no_selection_seed_and_coincides_where_it_agrees(
     return measure(job)
 
   without = finish([*ENTRIES, TUNED], run)
-  found = finish([*ENTRIES, TUNED, TIED], run)
+  outcomes = finish([*ENTRIES, TUNED, TIED], run)
   tied = {f'dense+task/rate=2.0,seed={seed}' for seed in (1, 2)}
-  assert found.keys() - without.keys() == (set() if best == 2 else tied)
+  assert outcomes.keys() - without.keys() == (set() if best == 2 else tied)
   alone = finish([*ENTRIES, TIED], run)
   assert alone.keys() - ALL.keys() == tied
-  measured = arm_report.measured([*ENTRIES, TUNED, TIED], found)
+  measured = arm_report.measured([*ENTRIES, TUNED, TIED], outcomes)
   assert (measured[TIED.arm] == measured[TUNED.arm]) == (best == 2)
 
 
@@ -261,10 +261,10 @@ def test_a_pool_that_was_killed_continues_and_finds_the_same(after, workers):
   with pytest.raises(Killed):
     run_pool(lambda job: run(job, after), workers=workers)
   assert len(done) == after
-  found, reported = run_pool(lambda job: run(job, TOTAL), done, workers)
+  outcomes, reported = run_pool(lambda job: run(job, TOTAL), done, workers)
   assert len(ran) == len(set(ran)) == TOTAL  # None a second time.
   assert len(reported) == TOTAL - after
-  assert found == ALL
+  assert outcomes == ALL
 
 
 def run_with_weights(entries, done, disk):
@@ -304,11 +304,11 @@ def test_a_run_that_is_repeated_for_its_weights_keeps_its_first_outcome():
     return measure(job)
 
   with concurrent.futures.ThreadPoolExecutor() as executor:
-    found = run_all(
+    outcomes = run_all(
         lambda done: next_jobs(ENTRIES, done, lambda job: job.name in disk),
         run, known, executor, 2, lambda *_: None,
     )
-  assert disk & known.keys() and found == ALL
+  assert disk & known.keys() and outcomes == ALL
 
 
 def test_runs_that_start_from_a_run_directly_follow_it():
@@ -317,8 +317,8 @@ def test_runs_that_start_from_a_run_directly_follow_it():
       name: x for name, x in ALL.items()
       if not ('seed=0' not in name and name.startswith(('dense', 'static')))
   }
-  found, reported = run_pool(measure, done, workers=1)
-  assert found == ALL
+  outcomes, reported = run_pool(measure, done, workers=1)
+  assert outcomes == ALL
   order = [job.name for job, _ in reported]
   for seed in (1, 2):
     parent = order.index(f'static-50/rate=4.0,stage=0.3,seed={seed}')
@@ -414,9 +414,9 @@ def test_more_seeds_continue_with_the_same_pool():
   more = [entry._replace(seeds=3) for entry in ENTRIES]
   names = [job.name for job in next_jobs(more, ALL)]
   assert names == ['init/seed=3']
-  found = finish(more, measure, ALL)
-  assert {name: found[name] for name in ALL} == ALL
-  assert {name.rpartition('=')[2] for name in found.keys() - ALL.keys()} == {
+  outcomes = finish(more, measure, ALL)
+  assert {name: outcomes[name] for name in ALL} == ALL
+  assert {name.rpartition('=')[2] for name in outcomes.keys() - ALL.keys()} == {
       '3'
   }
 

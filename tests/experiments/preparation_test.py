@@ -26,13 +26,13 @@ SHARES = dict(validation=0.2, test=0.2)
 def documents(corpus):
   """Texts of every split, as the tokens spell them."""
   end = corpus.tokenizer.end_of_text
-  found = {}
+  texts = {}
   for split in SPLITS:
     tokens = getattr(corpus, split).tokens
     assert tokens[-1] == end
     parts = np.split(tokens, np.nonzero(tokens == end)[0] + 1)[:-1]
-    found[split] = [corpus.tokenizer.decode(part) for part in parts]
-  return found
+    texts[split] = [corpus.tokenizer.decode(part) for part in parts]
+  return texts
 
 
 def prepare(source, folder, tokenizer='bytes', **changes):
@@ -48,13 +48,13 @@ def lines(tmp_path):
 
 def test_every_document_is_in_one_split_and_ends(lines, tmp_path):
   corpus = prepare(lines, tmp_path / 'out')
-  found = documents(corpus)
-  assert sorted(sum(found.values(), [])) == sorted(TEXTS)
-  assert all(found.values())
+  texts = documents(corpus)
+  assert sorted(sum(texts.values(), [])) == sorted(TEXTS)
+  assert all(texts.values())
   for split in SPLITS:
     about = getattr(corpus, split).description
-    assert about['documents'] == len(found[split])
-    assert about['bytes'] == sum(len(t.encode()) for t in found[split])
+    assert about['documents'] == len(texts[split])
+    assert about['bytes'] == sum(len(t.encode()) for t in texts[split])
 
 
 @pytest.mark.parametrize('make', [
@@ -65,9 +65,9 @@ def test_every_format_gives_the_same_tokens(lines, tmp_path, make):
   folder.mkdir()
   make(folder)
   expected = prepare(lines, tmp_path / 'a')
-  found = prepare(folder, tmp_path / 'b')
+  corpus = prepare(folder, tmp_path / 'b')
   for split in SPLITS:
-    assert getattr(found, split).fingerprint == (
+    assert getattr(corpus, split).fingerprint == (
         getattr(expected, split).fingerprint
     )
 
@@ -82,11 +82,11 @@ def test_tokens_of_nanogpt_are_taken_over(lines, tmp_path):
     ids += [*tokenizer.encode(text), tokenizer.end_of_text]
   (tmp_path / 'train.bin').write_bytes(np.array(ids, '<u2').tobytes())
   expected = prepare(lines, tmp_path / 'a', folder)
-  found = prepare(tmp_path / 'train.bin', tmp_path / 'b', folder)
+  corpus = prepare(tmp_path / 'train.bin', tmp_path / 'b', folder)
   # Hashes are over ids there, so splits differ; documents and bytes do not.
-  assert sorted(sum(documents(found).values(), [])) == sorted(TEXTS)
+  assert sorted(sum(documents(corpus).values(), [])) == sorted(TEXTS)
   total = lambda c: sum(getattr(c, s).description['bytes'] for s in SPLITS)
-  assert total(found) == total(expected)
+  assert total(corpus) == total(expected)
 
 
 def test_tokens_outside_of_the_vocabulary_are_refused(tmp_path):
@@ -133,11 +133,11 @@ def test_a_killed_preparation_continues_and_gives_the_same(
   with pytest.raises(ValueError, match='is not finished'):
     data.open_corpus(output)
   read = []
-  found = prepare(folder, output, 'bpe-300', report=read.append)
-  assert found.fingerprint == expected.fingerprint
+  corpus = prepare(folder, output, 'bpe-300', report=read.append)
+  assert corpus.fingerprint == expected.fingerprint
   if stop_after > 4:
     assert read[0].tokens > reports[2].tokens  # It did not begin anew.
-  assert found.train.description['source']['skipped'] == {'empty': 3}
+  assert corpus.train.description['source']['skipped'] == {'empty': 3}
   assert sorted(os.listdir(output)) == sorted(os.listdir(tmp_path / 'a' / 'x'))
 
 
@@ -290,9 +290,9 @@ def test_token_files_of_nanogpt_and_llm_c_are_read(header, dtype, tmp_path):
       header, 1, ids.size, np.zeros(253, int)
   ].astype('<i4').tobytes()
   (tmp_path / 'train.bin').write_bytes(start + ids.tobytes())
-  found = list(read_tokens(tmp_path / 'train.bin', 256, 257))
-  assert len(found) == 40
-  for piece in found:
+  pieces = list(read_tokens(tmp_path / 'train.bin', 256, 257))
+  assert len(pieces) == 40
+  for piece in pieces:
     assert piece.content.tolist() == list(range(200))
 
 

@@ -57,8 +57,8 @@ def test_workers_of_a_script_without_a_guard_end_in_one_sentence(
 def test_sizes_of_a_task_are_printed():
   done = run('--task=e2e', f'--input={data_path("e2e")}', '--dry_run')
   assert done.status == 0, done.log
-  found = [line.split() for line in done.output.splitlines()[1:]]
-  assert found == [
+  rows = [line.split() for line in done.output.splitlines()[1:]]
+  assert rows == [
       ['train', '42,061', '4,862'], ['validation', '4,672', '547'],
       ['test', '4,693', '630'],
   ]
@@ -93,16 +93,3 @@ def test_shards_are_prepared_and_joined_by_their_commands(books, tmp_path):
   joined = run('--join', settings[0])
   assert open_corpus(tmp_path / 'out').fingerprint in joined.output
   assert 'is prepared already' in run(*settings, '--shard=2/2').output
-
-
-@pytest.mark.parametrize('arguments, message', [
-    (('--task=e2f', '--input=x'), "task 'e2f' is unknown; did you mean"),
-    (('--input=nowhere', '--tokenizer=bytes', '--output=x'),
-     "input='nowhere' does not exist"),
-    (('--tokenizer=bytes',), 'give --input'),
-    (('--input=a', '--tokenizer=bytes', '--output=b', '--dry_run'),
-     'for --task'),
-])
-def test_bad_input_gets_one_sentence(arguments, message):
-  done = run(*arguments)
-  assert done.status == 1 and message in done.log

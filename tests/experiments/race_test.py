@@ -66,8 +66,10 @@ def made_up(monkeypatch):
   return configs
 
 
-def run(folder, budget='1e10FLOPs', seeds=5, rates=(), spread=0.03):
-  return race.race(NAMES, budget, seeds, rates, spread, str(folder))
+def run(
+    folder, names=NAMES, budget='1e10FLOPs', seeds=5, rates=(), spread=0.03
+):
+  return race.race(names, budget, seeds, rates, spread, str(folder))
 
 
 def test_every_config_takes_the_budget_and_differences_are_paired(
@@ -131,20 +133,21 @@ def test_all_fields_that_are_times_are_scaled():
   ))
   config.phases.continuation.rewind_weights_to = '100 steps'
   config.phases.continuation.learning_rate.to = '50'
-  found = race.scaled(config, 0.1)
-  phase = found.phases.pretrain
+  scaled = race.scaled(config, 0.1)
+  phase = scaled.phases.pretrain
   assert phase.duration == '0.15k steps' and phase.learning_rate.warmup == (
       '0 steps'
   )
   assert phase.algorithm.sparsity.to_dict() == dict(
       schedule='cubic', initial=0.5, final=0.75, start=2, steps='20'
   )
-  assert found.phases.continuation.rewind_weights_to == '10 steps'
-  assert found.phases.continuation.learning_rate.to == '5'
-  assert found.revival_warmup == 2
+  assert scaled.phases.continuation.rewind_weights_to == '10 steps'
+  assert scaled.phases.continuation.learning_rate.to == '5'
+  assert scaled.revival_warmup == 2
 
 
 @pytest.mark.parametrize('changes, message', [
+    (dict(names='a.py'), "configs is 'a.py'; give two or more"),
     (dict(budget='30 minutes'), "budget is '30 minutes'; give seconds as 90s"),
     (dict(budget='1.2.3s'), "budget is '1.2.3s'; give seconds as 90s"),
     (dict(budget='1e7FLOPs'), "'1e7FLOPs', .* fewer than its 20 evaluations"),
@@ -161,28 +164,18 @@ def test_a_race_that_cannot_be_decided_is_refused(
   assert not (tmp_path / 'table.md').exists()
 
 
-def test_configs_that_differ_in_data_are_refused(made_up, tmp_path):
-  made_up['sparse.py:x=1,y=2'].data.tokenizer = 'bpe-512'
-  with pytest.raises(ValueError, match="data.tokenizer is 'bytes' in dense an"):
-    run(tmp_path)
-  with pytest.raises(ValueError, match="configs is 'a.py'; give two or more"):
-    race.race('a.py', '1h', 1, (), 0.03, str(tmp_path))
-
-
-def test_configs_that_train_alike_are_refused(made_up, tmp_path):
-  made_up['sparse.py:x=1,y=2'] = made_up['dense.py']
-  with pytest.raises(ValueError, match="'dense' and 'sparse-x=1,y=2', which"):
-    run(tmp_path)
-  assert made_up['steps'] == []
-
-
-def test_configs_that_are_evaluated_on_other_windows_are_refused(
-    made_up, tmp_path
+@pytest.mark.parametrize('changes, message', [
+    ({'data.tokenizer': 'bpe-512'}, "data.tokenizer is 'bytes' in dense an"),
+    ({'phases.pretrain.algorithm.sparsity': 0.5},
+     "'dense' and 'sparse-x=1,y=2', which"),
+    ({f'phases.{name}.length': 8 for name in ('pretrain', 'continuation')},
+     "'dense': 16, 'sparse-x=1,y=2': 8}, so"),
+], ids=['other data', 'train alike', 'other windows'])
+def test_configs_that_cannot_be_compared_are_refused(
+    made_up, tmp_path, changes, message
 ):
-  config = made_up['sparse.py:x=1,y=2']
-  for name in ('pretrain', 'continuation'):
-    config.phases[name].length = 8
-  with pytest.raises(ValueError, match="'dense': 16, 'sparse-x=1,y=2': 8}, so"):
+  made_up['sparse.py:x=1,y=2'].update_from_flattened_dict(changes)
+  with pytest.raises(ValueError, match=message):
     run(tmp_path)
   assert made_up['steps'] == []
 
@@ -252,7 +245,7 @@ def test_a_later_phase_keeps_its_share_of_the_rate():
       order=('a', 'b'), a=dict(learning_rate=dict(peak=1e-2)),
       b=dict(learning_rate=dict(peak=3e-3)),
   )))
-  found = race.with_rate(config, 2e-2).phases
-  assert found.a.learning_rate.peak == 2e-2
-  assert found.b.learning_rate.peak == pytest.approx(6e-3)
+  phases = race.with_rate(config, 2e-2).phases
+  assert phases.a.learning_rate.peak == 2e-2
+  assert phases.b.learning_rate.peak == pytest.approx(6e-3)
   assert config.phases.a.learning_rate.peak == 1e-2

@@ -31,8 +31,8 @@ def rows(**changes):
 def test_sparse_mup_keeps_the_changes_that_density_otherwise_shrinks():
   ratio = {}
   for name in ('standard', 'sparse-mup'):
-    found = coordinates.measure(CONFIG, name, 64, [1.0, 0.25], BASE, 1)
-    first = [found[density][0]['attn/wq'] for density in (1.0, 0.25)]
+    changes = coordinates.measure(CONFIG, name, 64, [1.0, 0.25], BASE, 1)
+    first = [changes[density][0]['attn/wq'] for density in (1.0, 0.25)]
     ratio[name] = first[1] / first[0]
   # In standard parameterization a quarter of the inputs change an output less.
   assert ratio['standard'] < 0.5
@@ -51,11 +51,11 @@ def test_the_logits_of_targets_change_equally_at_all_widths():
 
 
 def test_a_scaled_config_has_the_width_the_density_and_the_base():
-  found = coordinates.scaled(CONFIG, 'sparse-mup', 64, 0.25, BASE, 3)
-  assert (found['seed'], found['model']['d_ff']) == (3, 128)
-  assert found['model']['n_heads'] == 8
-  assert found['phases']['pretrain']['algorithm']['sparsity'] == 0.75
-  assert found['parameterization']['base_width'] == 32
+  scaled = coordinates.scaled(CONFIG, 'sparse-mup', 64, 0.25, BASE, 3)
+  assert (scaled['seed'], scaled['model']['d_ff']) == (3, 128)
+  assert scaled['model']['n_heads'] == 8
+  assert scaled['phases']['pretrain']['algorithm']['sparsity'] == 0.75
+  assert scaled['parameterization']['base_width'] == 32
 
 
 def test_widths_that_heads_do_not_divide_are_refused():
@@ -124,24 +124,14 @@ def test_the_rise_is_the_highest_loss_over_the_mean_before():
 
 @pytest.mark.slow
 def test_revived_weights_take_smaller_steps_with_their_own_age(tmp_path):
-  found = command.run(
+  done = command.run(
       'rates', '--study=transition', f'--output={tmp_path}', '--seeds=1',
       '--steps=40',
   )
-  assert found.status == 0 and (tmp_path / 'transition.png').exists()
+  assert done.status == 0 and (tmp_path / 'transition.png').exists()
   rows = json.loads((tmp_path / 'transition.json').read_text())
   highest = {
       row['way']: max(row['losses'][rate_plots.BEFORE:]) for row in rows
   }
   as_it_is, _, age, both = highest.values()
   assert both < as_it_is and age < as_it_is
-
-
-def test_a_config_is_that_of_coordinates_and_of_no_other_study(tmp_path):
-  for arguments in (
-      ['--study=coordinates'],
-      ['--study=densities', '--config=configs/quickstart.py'],
-  ):
-    found = command.run('rates', f'--output={tmp_path}', *arguments)
-    assert found.status == 1 and 'give --config with --study=coor' in found.log
-  assert not list(tmp_path.iterdir())

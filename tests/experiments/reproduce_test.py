@@ -271,9 +271,9 @@ def test_results_with_a_run_that_diverged_are_strict_json(
   path = tmp_path / 'out' / 'results.json'
   stored = json.loads(path.read_text(), parse_constant=pytest.fail)
   assert stored['runs'][diverged]['validation/loss'] == 'NaN'
-  found = read_results(tmp_path / 'out', stored['identity'])[diverged]
-  assert math.isnan(found['validation/loss'])
-  assert math.isnan(found['curve'][0][2])
+  restored = read_results(tmp_path / 'out', stored['identity'])[diverged]
+  assert math.isnan(restored['validation/loss'])
+  assert math.isnan(restored['curve'][0][2])
   made_up.clear()
   assert reproduce(here, '', 2, False) == report and made_up == []
   shutil.rmtree(tmp_path / 'runs')

@@ -8,7 +8,7 @@ import pytest
 from configs import spdf as spdf_config
 from experiments.wafer import report
 from experiments.wafer import run_costs
-from experiments.wafer.run_costs import training_step
+from experiments.wafer.training_step import training_step
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.models import PRESETS
@@ -50,6 +50,16 @@ def test_an_estimate_is_the_sum_of_its_steps(static):
   assert estimate.report.seconds * 15 == pytest.approx(sparse.seconds)
   low, high = estimate.energy
   assert 0 < low < high == estimate.seconds * DEVICE.power
+
+
+def test_a_mask_update_takes_the_time_of_an_optimizer_step(static):
+  updated = make_run(RIGL | dict(name='set'))  # Needs no dense gradients.
+  seconds = [
+      run_costs.simulate_run(run, DEVICE).phases[0].seconds
+      for run in (static, updated)
+  ]
+  # At steps 3, 6, 9 and 12; that of step 0 is the initial mask.
+  assert seconds[1] - seconds[0] == pytest.approx(4 * DEVICE.step_seconds)
 
 
 def test_a_traced_recipe_is_near_the_closed_form(static):
@@ -95,23 +105,23 @@ def test_batches_that_do_not_fit_are_split_into_micro_batches(static):
 def test_the_micro_batches_of_the_vendor_fit(
     preset, batch, stash
 ):
-  found = run_costs.advise_batch(PRESETS[preset], DEVICE, 2048)
-  assert batch <= found.largest
-  assert batch * found.stash / 1e9 == pytest.approx(stash, abs=0.06)
-  assert (batch <= found.advised) == (stash < 40)
+  advice = run_costs.advise_batch(PRESETS[preset], DEVICE, 2048)
+  assert batch <= advice.largest
+  assert batch * advice.stash / 1e9 == pytest.approx(stash, abs=0.06)
+  assert (batch <= advice.advised) == (stash < 40)
 
 
 def test_inference_is_faster_with_zeros(static):
   decode = True
-  found = run_costs.simulate_inference(
+  estimates = run_costs.simulate_inference(
       static, DEVICE, batch_size=2, length=32, decode=decode
   )
-  sparse, dense = found
+  sparse, dense = estimates
   assert sparse.tokens == 2
   assert sparse.report.flops < dense.report.flops
   assert sparse.report.seconds < dense.report.seconds
   assert not sparse.report.unknown and not sparse.report.total.host
-  assert 'sparsity 75.0%' in report.format_inference(found, decode=decode)
+  assert 'sparsity 75.0%' in report.format_inference(estimates, decode=decode)
 
 
 def test_the_text_of_an_estimate_has_phases_energy_and_sources(static):
@@ -160,10 +170,10 @@ def test_cost_energy_and_carbon_are_those_of_the_post_on_iterative_pruning():
   assert f'${cost / 1e6:.2f}M' == '$3.02M'
   # Mean power of a GPU and emissions per kWh that the printed numbers imply.
   carbon = report.Rate(552 / 1287, 'implied')
-  found = lines_of(10_000, 15, 1287e6 / (10_000 * 15 * 24), carbon=carbon)
+  lines = lines_of(10_000, 15, 1287e6 / (10_000 * 15 * 24), carbon=carbon)
   low = phase.flops * DEVICE.energy_per_flop / 3.6e6
-  assert found['energy'] == pytest.approx([low, 1287e3], abs=0.5)  # kWh
-  assert found['carbon'][:2] == pytest.approx(
+  assert lines['energy'] == pytest.approx([low, 1287e3], abs=0.5)  # kWh
+  assert lines['carbon'][:2] == pytest.approx(
       [low * carbon.value, 552e3], abs=0.5  # kg
   )
 

@@ -58,18 +58,18 @@ def whole(texts, output, **changes):
 def test_joined_shards_are_the_whole_byte_by_byte(texts, tmp_path, total):
   expected = whole(texts, tmp_path / 'one' / 'x')
   prepare_all(texts, tmp_path / 'many' / 'x', total)
-  found = join_shards(tmp_path / 'many' / 'x')
-  assert found.fingerprint == expected.fingerprint
+  joined = join_shards(tmp_path / 'many' / 'x')
+  assert joined.fingerprint == expected.fingerprint
   contents = lambda folder: {
       path.name: path.read_bytes() for path in folder.iterdir()
       if path.name != '.lock'
   }
   assert contents(tmp_path / 'one' / 'x') == contents(tmp_path / 'many' / 'x')
-  assert join_shards(tmp_path / 'many' / 'x').fingerprint == found.fingerprint
+  assert join_shards(tmp_path / 'many' / 'x').fingerprint == joined.fingerprint
   again = prepare_shard(
       texts, f'1/{total}', output=tmp_path / 'many' / 'x', **ARGUMENTS
   )
-  assert again.fingerprint == found.fingerprint
+  assert again.fingerprint == joined.fingerprint
 
 
 @given(
@@ -94,13 +94,13 @@ def test_every_line_is_in_one_share(tmp_path_factory, contents, total):
           span.file, start=span.start, stop=span.stop
       )
   ]
-  found = [
+  lines = [
       text for number in range(1, total + 1)
       for text in read(
           shards.spans_of(files, sizes, shards.Shard(number, total))
       )
   ]
-  assert found == read([shards.FilePart(file) for file in files])
+  assert lines == read([shards.FilePart(file) for file in files])
 
 
 def test_a_killed_shard_and_a_killed_join_continue(

@@ -84,10 +84,10 @@ def page(request, browser, address):
   opened.on('console', lambda message: problems.append(message.text)
             if message.type in ('error', 'warning') else None)
   # Leaving a page ends its requests, such as those for excerpts.
-  opened.on('requestfailed', lambda asked: problems.append(asked.url)
-            if asked.failure != 'net::ERR_ABORTED' else None)
-  opened.on('request', lambda asked: problems.append(asked.url)
-            if not asked.url.startswith((address, 'data:')) else None)
+  opened.on('requestfailed', lambda sent: problems.append(sent.url)
+            if sent.failure != 'net::ERR_ABORTED' else None)
+  opened.on('request', lambda sent: problems.append(sent.url)
+            if not sent.url.startswith((address, 'data:')) else None)
   yield opened
   opened.close()
   assert problems == []
@@ -123,11 +123,11 @@ def test_search_finds_rigl(page, address):
   page.keyboard.press('Control+k')
   page.keyboard.type('rigl')
   page.keyboard.press('Enter')
-  found = page.locator('#search-results a', has_text='spdf_jax.rigl').first
-  found.wait_for()
+  link = page.locator('#search-results a', has_text='spdf_jax.rigl').first
+  link.wait_for()
   if 'SPDF_SHOTS' in os.environ:
     folder = pathlib.Path(os.environ['SPDF_SHOTS'])
     page.screenshot(path=folder / f'search-{page.size}.png')
-  found.click()
+  link.click()
   page.wait_for_url('**/site/reference/spdf_jax.html**')
   assert page.locator('[id="spdf_jax.rigl"]').is_visible()

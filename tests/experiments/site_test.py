@@ -57,12 +57,12 @@ def test_the_contents_list_pages_that_exist():
 def test_markup_of_docstrings_ends_before_a_space_or_punctuation():
   # Sphinx warns of others, when all notebooks have been executed.
   assert [
-      f'{path.name}: {found[0]}' for path in sorted(PACKAGE.rglob('*.py'))
+      f'{path.name}: {match[0]}' for path in sorted(PACKAGE.rglob('*.py'))
       for node in ast.walk(ast.parse(path.read_text()))
       if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-      for found in re.finditer(
+      for match in re.finditer(
           r'`+[^`]+`+([^\W_])?', ast.get_docstring(node) or ''
-      ) if found[1]
+      ) if match[1]
   ] == []
 
 
@@ -78,10 +78,10 @@ def test_no_page_has_a_warning(tmp_path, capfd):
 
 
 def test_every_public_name_is_on_one_page():
-  found = [name for page in PAGES for name in documented(page)]
-  assert sorted({name for name in found if found.count(name) > 1}) == []
+  listed = [name for page in PAGES for name in documented(page)]
+  assert sorted({name for name in listed if listed.count(name) > 1}) == []
   # Classes that a package repeats from its parent are documented there.
-  names = {name.rpartition('.')[2] for name in found}
+  names = {name.rpartition('.')[2] for name in listed}
   for info in pkgutil.walk_packages([str(PACKAGE)], 'spdf_jax.'):
     if not info.ispkg or info.name == 'spdf_jax.sparsity.algorithms':
       continue
@@ -117,8 +117,8 @@ def test_code_in_docstrings_is_marked_as_code():
     for node in ast.walk(ast.parse(path.read_text())):
       if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
         text = ast.get_docstring(node) or ''
-        found = re.search(r'^(?!\s*\.\. ).*\S::$', text, re.M)
-        assert not found, f'{path}: {found[0]}'
+        match = re.search(r'^(?!\s*\.\. ).*\S::$', text, re.M)
+        assert not match, f'{path}: {match[0]}'
 
 
 @pytest.mark.parametrize('link, problem', [

@@ -29,8 +29,8 @@ def find(texts, read, **shares):
 @settings(deadline=None)
 def test_of_many_documents_each_share_is_a_range_of_hashes(first, a, b):
   texts = [f'Text {first + i}' for i in range(50)]
-  found = find(texts, None, validation=a, test=b)
-  for text, split in zip(texts, found):
+  splits = find(texts, None, validation=a, test=b)
+  for text, split in zip(texts, splits):
     place = zlib.crc32(text.encode()) / 2**32
     assert split == (
         'validation' if place < a else 'test' if place < a + b else 'train'
@@ -44,10 +44,10 @@ def test_of_many_documents_each_share_is_a_range_of_hashes(first, a, b):
 def test_few_documents_are_validated_and_tested_on_too(numbers, a, b):
   texts = [f'Text {i}' for i in numbers]
   read = lambda file: [Piece(text) for text in texts]
-  found = find(texts, read, validation=a, test=b)
-  assert {'validation', 'test'} <= set(found)
+  splits = find(texts, read, validation=a, test=b)
+  assert {'validation', 'test'} <= set(splits)
   if find(texts, None, validation=a, test=b).count('train') == len(texts):
-    assert found.count('validation') == 1
+    assert splits.count('validation') == 1
   tiny = find(texts, read, validation=1e-12, test=1e-12)
   assert tiny.count('train') == len(texts) - 2
   assert {'validation', 'test'} <= set(tiny)

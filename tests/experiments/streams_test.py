@@ -57,16 +57,16 @@ def stop_after(count):
 
 
 def test_a_streamed_dataset_has_the_tokens_of_its_files(folder, tmp_path):
-  found = prepare(f'hf:{folder}', tmp_path / 'x')
-  assert tokens_of(found) == tokens_of(prepare(folder, tmp_path / 'files'))
-  source = found.train.description['source']
+  corpus = prepare(f'hf:{folder}', tmp_path / 'x')
+  assert tokens_of(corpus) == tokens_of(prepare(folder, tmp_path / 'files'))
+  source = corpus.train.description['source']
   assert source['skipped'] == {'empty': 1}
   assert [name for name, _, _ in source['inputs']] == [
       'train', 'validation', 'test'
   ]
   assert str(tmp_path) not in json.dumps(source)
   again = prepare(f'hf:{folder}', tmp_path / 'x')
-  assert again.fingerprint == found.fingerprint
+  assert again.fingerprint == corpus.fingerprint
   os.utime(folder / 'train-0.jsonl', (1, 1))
   with pytest.raises(ValueError, match=r'differently \(other inputs\); give'):
     prepare(f'hf:{folder}', tmp_path / 'x')
@@ -85,8 +85,8 @@ def test_a_killed_stream_reads_no_finished_file_again(
       read.append(path.relative_to(f'hf:{folder}').as_posix()),
       real(path, **kwargs),
   )[1])
-  found = prepare(f'hf:{folder}', tmp_path / 'b' / 'x')
-  assert found.fingerprint == expected.fingerprint
+  corpus = prepare(f'hf:{folder}', tmp_path / 'b' / 'x')
+  assert corpus.fingerprint == expected.fingerprint
   assert read == ['train/1', 'validation/0', 'test/0']
 
 
@@ -111,8 +111,9 @@ def test_a_file_behind_a_url_has_the_tokens_of_the_file(
       gzip.compress(text.encode()) if path.suffix == '.gz' else text.encode()
   )
   changes = dict(validation=0.2, test=0.2)
-  found = prepare(f'{address}/{name}', tmp_path / 'x', **changes)
-  assert tokens_of(found) == tokens_of(prepare(path, tmp_path / 'y', **changes))
+  actual = prepare(f'{address}/{name}', tmp_path / 'x', **changes)
+  expected = prepare(path, tmp_path / 'y', **changes)
+  assert tokens_of(actual) == tokens_of(expected)
 
 
 @pytest.fixture

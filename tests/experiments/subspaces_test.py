@@ -50,12 +50,12 @@ def angle(a, b):
 def test_distances_are_those_of_the_definition(kind):
   before = make_params(CONFIGS[kind], 0)
   after = make_params(CONFIGS[kind], 1, like=before, scale=0.3)
-  found = cosine_distances(before, after)
+  distances = cosine_distances(before, after)
   modules = ['wq', 'wk', 'wv', 'wd', 'wi', 'wg', 'wo']
   if kind == 'gpt':
     modules.remove('wg')
-  assert list(found) == [(i, m) for i in range(3) for m in modules]
-  for (layer, module), distance in found.items():
+  assert list(distances) == [(i, m) for i in range(3) for m in modules]
+  for (layer, module), distance in distances.items():
     part = 'attn' if module in ('wq', 'wk', 'wv', 'wd') else 'mlp'
     a, b = (t[f'h_{layer}'][part][module]['kernel'] for t in (before, after))
     assert distance == pytest.approx(angle(a, b), rel=1e-12)
@@ -66,13 +66,13 @@ def test_tiny_distances_keep_their_digits():
   x = before['h_0']['mlp']['wi']['kernel'].astype(np.float64)
   moved = x + 1e-9 * np.random.default_rng(1).normal(size=x.shape)
   tree = lambda w: {'h_0': {'mlp': {'wi': {'kernel': w}}}}
-  found = cosine_distances(tree(x), tree(moved))[0, 'wi']
+  distance = cosine_distances(tree(x), tree(moved))[0, 'wi']
   # To second order, half of the squared angle: what is moved off the direction.
   step = moved - x
   off = step - x * np.vdot(x, step) / np.vdot(x, x)
   expected = np.vdot(off, off) / np.vdot(x, x) / 2
   assert 1e-20 < expected < 1e-17
-  assert found == pytest.approx(expected, rel=1e-6)
+  assert distance == pytest.approx(expected, rel=1e-6)
 
 
 def test_scanned_layers_give_what_a_loop_gives():
@@ -144,10 +144,10 @@ def test_workdirs_and_hugging_face_folders_are_compared(tmp_path):
   exported = str(tmp_path / 'hf')
   interop.save_hf(exported, GPT, after)
   direct = cosine_distances(before, after)
-  found = subspaces.measure_pairs([run], [exported, run])
-  assert [*found.values()] == [direct, dict.fromkeys(direct, 0.0)]
+  pairs = subspaces.measure_pairs([run], [exported, run])
+  assert [*pairs.values()] == [direct, dict.fromkeys(direct, 0.0)]
   zeros = 128 / (3 * (4 * 256 + 2 * 384))
-  assert list(found)[0] == f'{run} to {exported}, {100 * zeros:.3g}% zeros'
+  assert list(pairs)[0] == f'{run} to {exported}, {100 * zeros:.3g}% zeros'
   named = subspaces.measure_pairs([run], [exported], ['mine'])
   assert list(named) == ['mine']
   rows = list(csv.DictReader(io.StringIO(subspaces.as_csv(named))))

@@ -23,7 +23,6 @@ from experiments.launch.grid import Result
 from experiments.scores.sheets import Settings
 from spdf_jax import training
 from spdf_jax.files import FolderInUse
-from tests import command
 from tests.quickstart_runs import CACHE
 from tests.quickstart_runs import small_config
 from tests.quickstart_runs import start_command
@@ -37,10 +36,10 @@ RATE = 'phases.pretrain.learning_rate.peak'
 ))
 @settings(deadline=None)
 def test_points_are_all_choices_once(grid):
-  found = grids.points(grid)
-  assert len(found) == math.prod(map(len, grid.values()))
-  assert len({json.dumps(p) for p in found}) == len(found)
-  assert len({grids.run_name(p, 0) for p in found}) == len(found)
+  points = grids.points(grid)
+  assert len(points) == math.prod(map(len, grid.values()))
+  assert len({json.dumps(p) for p in points}) == len(points)
+  assert len({grids.run_name(p, 0) for p in points}) == len(points)
 
 
 @given(st.lists(st.floats(1, 9), min_size=2, max_size=2), st.integers(2, 4))
@@ -74,10 +73,10 @@ def test_a_grid_over_defaults_of_phases_reaches_every_phase(field, values):
       config, [f'{name}={",".join(map(str, values))}'], 1, 'validation/loss'
   )
   parsed = [training.parse(changed) for _, changed in runs]
-  for value, found in zip(values, parsed, strict=True):
+  for value, by_grid in zip(values, parsed, strict=True):
     by_flag = sparse_config()
     by_flag.update_from_flattened_dict({name: value})
-    assert found == training.parse(by_flag)
+    assert by_grid == training.parse(by_flag)
   assert parsed[0] != parsed[1]
   assert config.to_json() == sparse_config().to_json()
 
@@ -184,9 +183,9 @@ def test_a_sweep_with_an_executor_writes_what_one_without_does(
 ):
   local = list(open_sweep(tmp_path / 'local'))
   with concurrent.futures.ThreadPoolExecutor(3) as executor:
-    found = list(open_sweep(tmp_path / 'other', executor=executor))
-  assert found[-1] == local[-1]
-  assert found[-2].startswith('12 of 12 runs are done: eval_every=')
+    distributed = list(open_sweep(tmp_path / 'other', executor=executor))
+  assert distributed[-1] == local[-1]
+  assert distributed[-2].startswith('12 of 12 runs are done: eval_every=')
   for name in ('sweep.md', 'sweep.jsonl'):
     texts = [(tmp_path / f / name).read_text() for f in ('local', 'other')]
     assert texts[0] == texts[1]
@@ -264,12 +263,3 @@ def test_a_sweep_that_was_killed_continues_and_trains_no_run_twice(
   assert '| validation | mean over tokens | loss |' in scores
   for name, text in (('test.md', scores), ('sweep.md', table)):
     assert (tmp_path / name).read_text() == text + '\n'
-
-
-def test_a_command_that_would_ignore_an_executor_is_refused(tmp_path):
-  done = command.run(
-      'sweep', '--config=configs/quickstart.py', f'--grid={RATE}=1e-3,1e-2',
-      f'--workdir={tmp_path / "runs"}', '--index=1', '--executor=ray',
-  )
-  assert done.status == 1 and 'omit --executor' in done.log
-  assert not (tmp_path / 'runs').exists()

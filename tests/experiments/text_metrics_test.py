@@ -218,29 +218,29 @@ def test_distances_are_those_of_plain_loops(words, wanted):
 @given(TEXTS, TEXTS)
 @settings(deadline=None)
 def test_an_alignment_spells_its_edits(words, wanted):
-  found = align(ids(words), ids(wanted))
-  kept = [j for j in range(len(wanted)) if not found.missed[j]]
-  assert [words[found.places[j]] for j in kept] == [wanted[j] for j in kept]
-  assert found.differs.sum() == len(words) - len(kept)
-  assert (np.diff(found.places) >= 0).all()
+  alignment = align(ids(words), ids(wanted))
+  kept = [j for j in range(len(wanted)) if not alignment.missed[j]]
+  assert [words[alignment.places[j]] for j in kept] == [wanted[j] for j in kept]
+  assert alignment.differs.sum() == len(words) - len(kept)
+  assert (np.diff(alignment.places) >= 0).all()
   substituted = sum(
-      found.missed[j] and found.places[j] >= 0
-      and found.places[j] != (found.places[j - 1] if j else -1)
-      and bool(found.differs[found.places[j]])
+      alignment.missed[j] and alignment.places[j] >= 0
+      and alignment.places[j] != (alignment.places[j - 1] if j else -1)
+      and bool(alignment.differs[alignment.places[j]])
       for j in range(len(wanted))
   )
-  gone, added = found.differs.sum(), found.missed.sum()
-  assert max(gone, added) <= found.edits <= gone + added
-  assert found.edits >= gone + added - substituted
+  gone, added = alignment.differs.sum(), alignment.missed.sum()
+  assert max(gone, added) <= alignment.edits <= gone + added
+  assert alignment.edits >= gone + added - substituted
 
 
 @given(TEXTS, TEXTS)
 @settings(deadline=None)
 def test_shifts_never_cost_more_than_they_save(words, wanted):
   plain = plain_table(words, wanted)[len(words), len(wanted)]
-  found = translation_edits(words, wanted)
-  assert abs(len(words) - len(wanted)) <= found <= plain
-  assert (found == 0) == (words == wanted)
+  edits = translation_edits(words, wanted)
+  assert abs(len(words) - len(wanted)) <= edits <= plain
+  assert (edits == 0) == (words == wanted)
 
 
 @pytest.mark.parametrize('words, wanted, edits', [

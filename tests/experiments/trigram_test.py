@@ -56,11 +56,12 @@ def test_trigrams_are_those_of_plain_counts(tokens, vocab_size):
   trigram = fit_trigram(np.array(tokens, np.uint16), vocab_size)
   strengths = trigram.bigram.strength, trigram.strength
   triples = np.indices((vocab_size,) * 3)
-  found = trigram_probabilities(trigram, *triples)
-  assert found.dtype == np.float64 and found.shape == (vocab_size,) * 3
-  for triple in np.ndindex(found.shape):
+  probabilities = trigram_probabilities(trigram, *triples)
+  assert probabilities.dtype == np.float64
+  assert probabilities.shape == (vocab_size,) * 3
+  for triple in np.ndindex(probabilities.shape):
     expected = probability(tokens, vocab_size, strengths, *triple)
-    np.testing.assert_allclose(found[triple], expected, rtol=1e-12)
+    np.testing.assert_allclose(probabilities[triple], expected, rtol=1e-12)
 
 
 @settings(deadline=None, max_examples=30)
@@ -69,9 +70,9 @@ def test_trigrams_sum_to_one_but_after_the_last_context(
     tokens, vocab_size
 ):
   trigram = fit_trigram(np.array(tokens), vocab_size)
-  found = trigram_probabilities(trigram, *np.indices((vocab_size,) * 3))
-  assert found.min() > 0
-  totals = found.sum(axis=2)
+  probabilities = trigram_probabilities(trigram, *np.indices((vocab_size,) * 3))
+  assert probabilities.min() > 0
+  totals = probabilities.sum(axis=2)
   # The last pair of the text is counted as a context that nothing follows.
   last = tuple(tokens[-2:])
   assert totals[last] <= 1
@@ -121,6 +122,12 @@ def test_the_first_token_of_a_sequence_is_scored_by_the_bigram():
   assert loss.nats == pytest.approx(nats, rel=1e-12)
 
 
+def test_the_first_nine_tenths_have_to_be_20_tokens():
+  assert fit_trigram(np.arange(23) % 2, 2).counts.sum() == 21
+  with pytest.raises(ValueError, match='at least 23'):
+    fit_trigram(np.arange(22) % 2, 2)
+
+
 @pytest.mark.parametrize('tokens, vocab_size, message', [
     (TRAIN, 8193, 'vocab_size is 8193'),
     ([*TRAIN, 9], 4, 'to 9, but vocab_size is 4'),
@@ -133,21 +140,14 @@ def test_tokens_that_cannot_be_counted_are_refused(
     fit_trigram(np.array(tokens), vocab_size)
 
 
-def test_batches_without_targets_or_with_unknown_ids_are_refused():
-  with pytest.raises(ValueError, match='total weight 0'):
-    trigram_loss(TRAIN, [], 4)
-  far = Batch(*np.array([[[1, 9, 2]], [[1, 2, 3]], [[1, 1, 1]]]))
-  with pytest.raises(ValueError, match='batches holds token ids from 1 to 9'):
-    trigram_loss(TRAIN, [far], 4)
-
-
-def test_the_first_nine_tenths_have_to_be_20_tokens():
-  assert fit_trigram(np.arange(23) % 2, 2).counts.sum() == 21
-  with pytest.raises(ValueError, match='at least 23'):
-    fit_trigram(np.arange(22) % 2, 2)
-
-
-def test_ids_two_places_before_a_target_are_checked():
-  far = Batch(*np.array([[[9, 1, 2]], [[1, 2, 3]], [[0, 1, 1]]]))
-  with pytest.raises(ValueError, match='batches holds token ids from 1 to 9'):
-    trigram_loss(TRAIN, [far], 4)
+@pytest.mark.parametrize('batches, message', [
+    ([], 'total weight 0'),
+    ([[[[1, 9, 2]], [[1, 2, 3]], [[1, 1, 1]]]],
+     'batches holds token ids from 1 to 9'),
+    # The context of a target are the two tokens before it.
+    ([[[[9, 1, 2]], [[1, 2, 3]], [[0, 1, 1]]]],
+     'batches holds token ids from 1 to 9'),
+])
+def test_batches_that_cannot_be_measured_are_refused(batches, message):
+  with pytest.raises(ValueError, match=message):
+    trigram_loss(TRAIN, [Batch(*np.array(batch)) for batch in batches], 4)

@@ -18,7 +18,7 @@ from experiments.wafer import report
 from experiments.wafer import sweeps
 from experiments.wafer import validation
 from experiments.wafer import variants
-from experiments.wafer.run_costs import training_step
+from experiments.wafer.training_step import training_step
 from spdf_jax import models
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator import wafer
@@ -81,23 +81,24 @@ def test_variants_are_compared_with_all_published_trainings():
 
 def test_a_sweep_equals_reports_of_its_points():
   sparsities = np.linspace(0, 0.95, 1000)
-  found = sweeps.sweep_sparsities(STEP, DEVICE, sparsities, systems=4)
+  seconds = sweeps.sweep_sparsities(STEP, DEVICE, sparsities, systems=4)
   for i in (0, 400, 999):
     step = training_step(GPT3_XL, 132, 2048, float(sparsities[i]))
     exact = wafer.report_on(step, DEVICE, 4).seconds
-    assert found[i] == pytest.approx(exact, rel=1e-4)
+    assert seconds[i] == pytest.approx(exact, rel=1e-4)
   with pytest.raises(ValueError, match='below 1'):
     sweeps.sweep_sparsities(STEP, DEVICE, np.linspace(0, 1, 3))
 
 
 def test_a_sensitivity_is_the_effect_of_one_percent():
-  found = sweeps.sensitivities(STEP, DEVICE)
+  effects = sweeps.sensitivities(STEP, DEVICE)
   # All time is cycles of the clock but for I/O, latency and hosts.
   report = wafer.report_on(STEP, DEVICE)
   fixed = report.total.host + report.total.latency
-  assert found['clock'] == pytest.approx(-(1 - fixed / report.cycles), abs=0.02)
-  assert found['efficiency'] < -0.5 and found['dispatch'] > 0
-  assert found['power'] == 0
+  share = 1 - fixed / report.cycles
+  assert effects['clock'] == pytest.approx(-share, abs=0.02)
+  assert effects['efficiency'] < -0.5 and effects['dispatch'] > 0
+  assert effects['power'] == 0
 
 
 def test_the_plot_of_appendix_c_has_theory_and_the_model():
@@ -174,26 +175,26 @@ def executed():
 
 
 def test_every_operation_is_executed_as_it_is_costed(executed):
-  found = executions.compare(*executed)
-  names = [(entry.layer, entry.name, entry.sampled) for entry in found]
+  entries = executions.compare(*executed)
+  names = [(entry.layer, entry.name, entry.sampled) for entry in entries]
   assert names == [
       ('first', 'sparse_matmul', False), ('second', 'sparse_matmul', False),
       ('second', 'sparse_matmul_backward', False),
       ('second', 'sparse_matmul_backward', True),
       ('first', 'sampled_matmul', True),
   ]
-  for entry in found:
+  for entry in entries:
     nonzeros = MASK[int(entry.layer == 'second')].sum()
     assert entry.total('nonzeros') == nonzeros
-  errors = executions.largest_errors(found)
+  errors = executions.largest_errors(entries)
   assert errors['non-zeros'] == errors['multiply-adds'] == errors['bytes'] == 0
-  for entry in found:
+  for entry in entries:
     # The cost leaves out how long the last wavelet takes to cross the grid.
     crossing = sum(e.grid.rows + e.grid.columns for e in entry.events)
     assert entry.total('cycles') - crossing == pytest.approx(
         entry.costed.cycles, rel=0.02
     )
-  lines = executions.executed_table(found).splitlines()
+  lines = executions.executed_table(entries).splitlines()
   assert len(lines) == 6 and f'{MASK[0].sum():,}' in lines[1]
 
 

@@ -288,23 +288,23 @@ def environment(tmp_path):
     run(sys.executable, '-m', 'venv', str(tmp_path / 'tools'))
     tools = tmp_path / 'tools' / 'bin'
     # pip takes over a quarter of an hour to resolve some hosts' dependencies.
-    found = run(str(tools / 'pip'), 'install', '-q', 'uv')
-    if found.returncode:
-      pytest.skip(f'uv cannot be installed: {found.stderr[-500:]}')
+    done = run(str(tools / 'pip'), 'install', '-q', 'uv')
+    if done.returncode:
+      pytest.skip(f'uv cannot be installed: {done.stderr[-500:]}')
     python = tmp_path / 'host' / 'bin' / 'python'
     uv = str(tools / 'uv')
     run(uv, 'venv', '--python', sys.executable, str(tmp_path / 'host'))
     into = ('pip', 'install', '--python', str(python))
-    found = run(uv, *into, '--prerelease=allow', *packages)
-    if found.returncode:
-      pytest.skip(f'{packages[0]} cannot be installed: {found.stderr[-500:]}')
+    done = run(uv, *into, '--prerelease=allow', *packages)
+    if done.returncode:
+      pytest.skip(f'{packages[0]} cannot be installed: {done.stderr[-500:]}')
     # Without dependencies, because one host has a lower jax than we require.
     source = tmp_path / 'source'  # A build writes into its folder.
     shutil.copytree(ROOT / 'spdf_jax', source / 'spdf_jax')
     for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE'):
       shutil.copy(ROOT / name, source)
-    found = run(uv, *into, '--no-deps', str(source))
-    assert not found.returncode, found.stderr
+    done = run(uv, *into, '--no-deps', str(source))
+    assert not done.returncode, done.stderr
     return str(python)
 
   return install

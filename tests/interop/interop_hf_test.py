@@ -115,8 +115,8 @@ def load_theirs(directory):
 def assert_same_logits(config, params, theirs):
   with torch.no_grad():
     want = theirs(torch.tensor(TOKENS)).logits.numpy()
-  found = models.model_of(config).apply({'params': params}, TOKENS)
-  assert np.abs(found - want).max() < RTOL * np.abs(want).max()
+  logits = models.model_of(config).apply({'params': params}, TOKENS)
+  assert np.abs(logits - want).max() < RTOL * np.abs(want).max()
 
 
 @pytest.mark.parametrize('name', THEIRS)
@@ -169,11 +169,11 @@ def test_gradients_have_the_same_norms(name, tmp_path):
     weights = np.ones(TARGETS.shape, np.float32)
     return token_loss(logits, TARGETS, weights)
 
-  found = by_name(gradient(params))
-  assert found.keys() == want.keys()
+  grads = by_name(gradient(params))
+  assert grads.keys() == want.keys()
   largest = max(np.linalg.norm(x) for x in want.values())
   for path, x in want.items():
-    norm, expected = np.linalg.norm(found[path]), np.linalg.norm(x)
+    norm, expected = np.linalg.norm(grads[path]), np.linalg.norm(x)
     is_gpt = isinstance(config, models.GPTConfig)
     if is_gpt and path.endswith('attn/wk/bias'):
       # All keys moved alike change nothing, if they are not rotated.
@@ -206,10 +206,10 @@ def test_torchs_own_files_are_read(name, sharded, tmp_path):
     index.write_text(json.dumps({'weight_map': shards}))
   else:
     torch.save(tensors, tmp_path / 'pytorch_model.bin')
-  found = interop.load_hf(tmp_path).params['wte']['embedding']
+  embedding = interop.load_hf(tmp_path).params['wte']['embedding']
   want = theirs.get_input_embeddings().weight.detach()
   want = (want.bfloat16().float() if sharded else want).numpy()
-  np.testing.assert_array_equal(found, want)
+  np.testing.assert_array_equal(embedding, want)
 
 
 def test_a_torch_file_of_more_than_weights_is_refused(tmp_path):

@@ -39,18 +39,18 @@ def test_a_compact_model_holds_kept_values_and_a_bit_per_weight(tmp_path):
   assert sorted(p.name for p in tmp_path.iterdir()) == [
       'config.json', 'model.compact.safetensors'
   ]
-  found = safetensors.load_file(tmp_path / 'model.compact.safetensors')
+  tensors = safetensors.load_file(tmp_path / 'model.compact.safetensors')
   name = 'model.layers.1.mlp.down_proj.weight'
   weight, kept = (
       tree['h_1']['mlp']['wo']['kernel'].T for tree in (params, mask)
   )
-  np.testing.assert_array_equal(found[f'{name}.values'], weight[kept])
+  np.testing.assert_array_equal(tensors[f'{name}.values'], weight[kept])
   # The format of training and of the kernels: rows of bytes, low bits first.
   bits = packing.pack_mask(jnp.asarray(kept)).bits
-  np.testing.assert_array_equal(found[f'{name}.bits'], bits)
-  for row, byte in zip(kept, found[f'{name}.bits'][:, 0]):
+  np.testing.assert_array_equal(tensors[f'{name}.bits'], bits)
+  for row, byte in zip(kept, tensors[f'{name}.bits'][:, 0]):
     assert [byte >> i & 1 for i in range(8)] == row[:8].tolist()
-  assert name not in found
+  assert name not in tensors
 
 
 def test_a_mask_of_one_projection_leaves_the_others_whole(tmp_path):
@@ -62,10 +62,10 @@ def test_a_mask_of_one_projection_leaves_the_others_whole(tmp_path):
     interop.save_hf(tmp_path, GPT, params, mask, format=format)
     loaded = interop.load_hf(tmp_path)
     assert_same_bits(loaded.params, masked(params, mask))
-    found = by_name(loaded.mask)
-    assert set(found) == {f'h_0/attn/w{part}/kernel' for part in 'qkv'}
-    np.testing.assert_array_equal(found['h_0/attn/wk/kernel'], only)
-    assert found['h_0/attn/wq/kernel'].all()
+    masks = by_name(loaded.mask)
+    assert set(masks) == {f'h_0/attn/w{part}/kernel' for part in 'qkv'}
+    np.testing.assert_array_equal(masks['h_0/attn/wk/kernel'], only)
+    assert masks['h_0/attn/wq/kernel'].all()
 
 
 @settings(deadline=None, max_examples=50)
@@ -80,8 +80,8 @@ def test_packing_loses_nothing(data):
   }
   packed = files.pack_tensors(tensors, {'a': mask})
   assert packed['a.values'].size == mask.sum()
-  found, masks = files.unpack_tensors(packed, {'a': shape, 'b': (3,)})
-  assert_same_bits(found, tensors)
+  unpacked, masks = files.unpack_tensors(packed, {'a': shape, 'b': (3,)})
+  assert_same_bits(unpacked, tensors)
   assert_same_bits(masks, {'a': mask})
 
 
@@ -113,24 +113,24 @@ def test_a_compact_export_is_listed_as_its_dense_weights_are(config, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, loaded.params, wanted)
 
 
-@pytest.mark.parametrize('stored, asked, found', [
+@pytest.mark.parametrize('stored, dtype, expected', [
     ('float16', None, 'float32'), ('bfloat16', None, 'bfloat16'),
     ('float32', 'bfloat16', 'bfloat16'),
 ])
 def test_listed_values_have_the_dtype_of_the_file_or_the_one_given(
-    stored, asked, found, tmp_path
+    stored, dtype, expected, tmp_path
 ):
   params = make_params(GPT)
   mask = make_mask(params)
   interop.save_hf(
       tmp_path, GPT, params, mask, format='compact', dtype=stored
   )
-  loaded = interop.load_listed(tmp_path, dtype=asked)
+  loaded = interop.load_listed(tmp_path, dtype=dtype)
   kernel = loaded.params['h_1']['mlp']['wo']['kernel']
-  assert kernel.values.dtype == found
+  assert kernel.values.dtype == expected
   wanted = params['h_1']['mlp']['wo']['kernel'].T[
       mask['h_1']['mlp']['wo']['kernel'].T
-  ].astype(jnp.dtype(stored)).astype(jnp.dtype(found))
+  ].astype(jnp.dtype(stored)).astype(jnp.dtype(expected))
   np.testing.assert_array_equal(kernel.values, np.pad(wanted, (0, 8)))
   assert loaded.params['wte']['embedding'].dtype == np.float32
 
@@ -140,9 +140,9 @@ def test_only_matrices_that_models_take_as_lists_are_listed(tmp_path):
   mask = make_mask(params)
   mask['head']['kernel'] = np.ones(params['head']['kernel'].shape, bool)
   interop.save_hf(tmp_path, LLAMA, params, mask, format='compact')
-  found = interop.load_listed(tmp_path).params['head']['kernel']
-  assert isinstance(found, np.ndarray)
-  np.testing.assert_array_equal(found, params['head']['kernel'])
+  kernel = interop.load_listed(tmp_path).params['head']['kernel']
+  assert isinstance(kernel, np.ndarray)
+  np.testing.assert_array_equal(kernel, params['head']['kernel'])
 
 
 def change_dtype(name, dtype):
@@ -194,8 +194,8 @@ def test_a_tied_head_may_be_stored_beside_its_equal_embedding(tmp_path):
       tmp_path, add('lm_head.weight', 'transformer.wte.weight'),
       'model.compact.safetensors',
   )
-  found = interop.load_hf(tmp_path).params['wte']['embedding']
-  np.testing.assert_array_equal(found, params['wte']['embedding'])
+  embedding = interop.load_hf(tmp_path).params['wte']['embedding']
+  np.testing.assert_array_equal(embedding, params['wte']['embedding'])
 
 
 @pytest.mark.parametrize('form', ['torch', 'buffer', 'nan'])
@@ -223,6 +223,6 @@ def test_masks_of_other_programs_are_read(form, name, tmp_path):
   (tmp_path / 'theirs').mkdir()
   shutil.copy(tmp_path / 'ours/config.json', tmp_path / 'theirs')
   safetensors.save_file(theirs, tmp_path / 'theirs/model.safetensors')
-  found = interop.load_hf(tmp_path / 'theirs')
-  assert_same_bits(found.params, want.params)
-  assert_same_bits(found.mask, want.mask)
+  loaded = interop.load_hf(tmp_path / 'theirs')
+  assert_same_bits(loaded.params, want.params)
+  assert_same_bits(loaded.mask, want.mask)

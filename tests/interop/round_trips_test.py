@@ -146,12 +146,12 @@ def our_answers(folder):
   logits = [
       np.asarray(apply(model.params, np.array([each])))[0] for each in ids
   ]
-  found = evaluation.generate(
+  texts = evaluation.generate(
       evaluation.CachedModel(model.module), model.params, ids,
       max_new_tokens=NEW, batch_size=4, length=LENGTH,
       end_of_text=special_tokens.special_of(tokenizer).ends,
   )
-  return ids, logits, [tokenizer.decode(each) for each in found]
+  return ids, logits, [tokenizer.decode(each) for each in texts]
 
 
 def their_answers(model, tokenizer):
@@ -171,11 +171,11 @@ def their_answers(model, tokenizer):
   return ids, logits, texts
 
 
-def assert_same_answers(found, want):
-  assert found[0] == want[0]
-  for x, y in zip(found[1], want[1]):
+def assert_same_answers(ours, want):
+  assert ours[0] == want[0]
+  for x, y in zip(ours[1], want[1]):
     assert np.abs(x - y).max() <= 1e-5 * max(np.abs(y).max(), 1)
-  assert found[2] == want[2]
+  assert ours[2] == want[2]
 
 
 @pytest.mark.parametrize('name', FAMILIES)

@@ -124,11 +124,11 @@ def test_layers_draw_masks_of_their_own_and_stay_causal():
   )
   (stream_BxLxD, _), = run(ones, TOKENS, KEY)[0]
   kept = np.rint((1 - RATE) * stream_BxLxD).astype(int)
-  found = np.bincount(kept.ravel()) / kept.size
+  shares = np.bincount(kept.ravel()) / kept.size
   wanted = [
       math.comb(4, k) * (1 - RATE)**k * RATE**(4 - k) for k in range(5)
   ]
-  np.testing.assert_allclose(found, wanted, atol=0.04)
+  np.testing.assert_allclose(shares, wanted, atol=0.04)
 
 
 def test_steps_and_micro_batches_have_keys_of_their_own():

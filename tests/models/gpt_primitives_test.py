@@ -75,14 +75,14 @@ def trace_step(remat, sparse_steps=None, **changes):
 def test_every_matrix_has_its_products_under_its_own_name(
     remat, scan_layers
 ):
-  found = collections.Counter(
+  products = collections.Counter(
       matmuls(trace_step(REMATS[remat], scan_layers=scan_layers))
   )
   layers = ['h'] if scan_layers else ['h_0', 'h_1']
   names = [f'{layer}/{module}' for layer in layers for module in MODULES]
   # Recomputed or not: the policy of ours saves every product.
   forward = 1 if remat in ('none', 'saving matmuls') else 2
-  assert found == {
+  assert products == {
       ('y', name): forward for name in names
   } | {('dx and dw', name): 1 for name in names}
 

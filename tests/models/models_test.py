@@ -110,8 +110,8 @@ def test_masks_hide_whatever_pruned_weights_hold(name):
     logits = model.apply({'params': params, 'masks': mask}, tokens)
     return (logits ** 2).sum()
 
-  found = jax.tree.leaves(loss(poisoned))
-  for one, other in zip(found, jax.tree.leaves(loss(masked))):
+  actual = jax.tree.leaves(loss(poisoned))
+  for one, other in zip(actual, jax.tree.leaves(loss(masked))):
     assert np.isfinite(one).all()
     np.testing.assert_array_equal(one, other)
 
@@ -152,10 +152,10 @@ def test_loop_and_scan_give_the_same_logits_and_gradients(make):
   scanned = run(make(scan_layers=True), stack(params), stack(mask))
   np.testing.assert_allclose(scanned[0], logits, rtol=1e-5, atol=1e-5)
   largest = max(np.abs(grad).max() for grad in grads)
-  for found, wanted in zip(scanned[1], grads, strict=True):
+  for grad, wanted in zip(scanned[1], grads, strict=True):
     # Softmax does not see the bias of keys: its gradient is rounding.
     scale = max(np.abs(wanted).max(), 1e-3 * largest)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * scale)
+    np.testing.assert_allclose(grad, wanted, rtol=0, atol=1e-5 * scale)
 
 
 def plain_llama(config, params, tokens, rotary_theta=10000.0):
@@ -205,8 +205,8 @@ def test_logits_equal_a_plain_llama(changes):
   model = make_llama(**changes)
   params = make_params(model)
   tokens = make_tokens()
-  found = logits_of(model, {'params': params}, tokens)
-  for row, sequence in zip(found, tokens):
+  logits = logits_of(model, {'params': params}, tokens)
+  for row, sequence in zip(logits, tokens):
     want = plain_llama(model.config, params, sequence)
     np.testing.assert_allclose(row, want, rtol=1e-4, atol=1e-4)
 
@@ -250,10 +250,10 @@ def test_computing_anew_changes_no_gradient(make, remat, scan_layers):
     return jax.jit(jax.grad(loss))(params)
 
   want = gradients(plain)
-  found = gradients(make(scan_layers=scan_layers, remat=remat))
+  actual = gradients(make(scan_layers=scan_layers, remat=remat))
   jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5),
-      found, want,
+      actual, want,
   )
 
 
@@ -297,11 +297,11 @@ def test_scores_are_divided_by_the_number_of_the_layer():
   assert np.abs(logits(params) - want).max() > 1e-3
   by_layer = dict(attention_by_layer=True)
   scanned = dict(scan_layers=True, remat='full')
-  for found in (
+  for actual in (
       logits(params, **by_layer),
       logits(interop.stack_layers(params), **by_layer, **scanned),
   ):
-    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(actual, want, rtol=1e-5, atol=1e-5)
 
 
 def test_the_computation_has_the_type_that_is_requested():
@@ -365,11 +365,11 @@ def test_attention_and_its_gradients_equal_those_of_jax(length, heads, groups):
 
 def test_attention_of_bfloat16_stays_bfloat16_and_sums_in_float32():
   operands = draw_heads(300, 2, 2, 'bfloat16')
-  found = causal_attention(*operands)
-  assert found.dtype == jnp.bfloat16
+  actual = causal_attention(*operands)
+  assert actual.dtype == jnp.bfloat16
   exact = jax_attention(*(x.astype(jnp.float32) for x in operands))
   np.testing.assert_allclose(
-      found.astype(jnp.float32), exact, rtol=2e-2, atol=2e-2
+      actual.astype(jnp.float32), exact, rtol=2e-2, atol=2e-2
   )
 
 
@@ -405,6 +405,6 @@ def test_float16_attends_on_a_cpu_by_all_implementations():
   wanted = jax_attention(*(x.astype(jnp.float32) for x in (q, k, v)))
   for args in ((), (mask,)):
     for name in ('auto', 'blocks', 'xla'):
-      found = attention.attend(q, k, v, *args, implementation=name)
-      assert found.dtype == jnp.float16
-      np.testing.assert_allclose(found, wanted, atol=2e-3)
+      actual = attention.attend(q, k, v, *args, implementation=name)
+      assert actual.dtype == jnp.float16
+      np.testing.assert_allclose(actual, wanted, atol=2e-3)

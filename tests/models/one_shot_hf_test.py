@@ -82,15 +82,15 @@ def test_a_llama_is_pruned_as_by_torch(prune, tmp_path):
   theirs.save_pretrained(tmp_path)
   config, params, _ = interop.load_hf(tmp_path)
   pruner = one_shot.PRUNERS[prune.__name__]()
-  found = dict(params)
+  pruned = dict(params)
   for block in models.prune_blocks(config, params, TOKENS, pruner, SPARSITY):
-    found[block.name] = block.params
+    pruned[block.name] = block.params
   prune_theirs(theirs, prune)
   theirs.save_pretrained(tmp_path / 'pruned')
   expected = by_name(interop.load_hf(tmp_path / 'pruned').params)
   hidden = [name for name in expected if models.sparsifiable(name, None)]
   for name in hidden:
-    ours, want = np.asarray(by_name(found)[name]), expected[name]
+    ours, want = np.asarray(by_name(pruned)[name]), expected[name]
     assert ((ours == 0) == (want == 0)).mean() >= 0.999
     # Where a weight was pruned in one only, the others of its column differ.
     equal = ((ours == 0) == (want == 0)).all(axis=0)

@@ -42,18 +42,18 @@ def prune(config, params, pruner, sparsity, tokens=TOKENS):
 
 def inputs_of(config, params, name):
   """The inputs of a layer, from the whole model."""
-  found = []
+  inputs = []
 
   def keep(call, args, kwargs, context):
     if isinstance(context.module, models.MaskedDense) and '/'.join(
         context.module.path
     ) == name:
-      found.append(np.asarray(args[0], np.float64))
+      inputs.append(np.asarray(args[0], np.float64))
     return call(*args, **kwargs)
 
   with nn.intercept_methods(keep):
     models.model_of(config).apply({'params': params}, TOKENS)
-  return found[0].reshape(-1, found[0].shape[-1])
+  return inputs[0].reshape(-1, inputs[0].shape[-1])
 
 
 @pytest.mark.parametrize('name', slow_except(

@@ -46,10 +46,10 @@ STILL = read.RunRecord(
 
 
 def test_a_row_shows_the_last_change_before_it():
-  found = read.mask_updates_in(DYNAMIC, DYNAMIC.phases[0])
+  updates = read.mask_updates_in(DYNAMIC, DYNAMIC.phases[0])
   # The changes at 30 and 35 share a row: of the first nothing is known.
-  assert [change.step for change in found] == [20, 35]
-  assert [change.survival for change in found] == [0.6, 0.8]
+  assert [change.step for change in updates] == [20, 35]
+  assert [change.survival for change in updates] == [0.6, 0.8]
   (dense,) = read.mask_updates_in(DYNAMIC, DYNAMIC.phases[1])
   assert dense == (50, 50.0, 0.0, 50.0) and dense.survival == 1.0
 

@@ -79,12 +79,12 @@ def texts_of(ax):
 def assert_texts_stand_free(figure):
   figure.draw_without_rendering()
   texts = [t for ax in figure.axes for t in texts_of(ax) if t.get_text()]
-  found = [text.get_window_extent() for text in texts if text.get_visible()]
-  assert len(found) > 6
-  for i, first in enumerate(found):
+  boxes = [text.get_window_extent() for text in texts if text.get_visible()]
+  assert len(boxes) > 6
+  for i, first in enumerate(boxes):
     assert first.x0 >= 0 and first.y0 >= 0
     assert first.x1 <= figure.bbox.x1 and first.y1 <= figure.bbox.y1
-    assert not any(first.overlaps(other) for other in found[i + 1 :])
+    assert not any(first.overlaps(other) for other in boxes[i + 1 :])
 
 
 @pytest.mark.parametrize('plot', PLOTS)

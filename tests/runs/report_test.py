@@ -147,13 +147,13 @@ def test_flops_add_up_over_phases(runs):
 
 
 def test_losses_that_hardly_differ_are_level(tmp_path):
-  found = {
+  runs = {
       name: make_run(
           tmp_path / name, [phase('pre', 0, 100, 0.0)],
           [evaluation(100, math.exp(loss), 20.0)],
       ) for name, loss in (('a', 4.923), ('b', 4.924), ('c', 4.93))
   }
-  text = write_report(tmp_path / 'report', found).read_text()
+  text = write_report(tmp_path / 'report', runs).read_text()
   assert 'of pre-training (1,600) a and b are level, as far as single' in text
   assert 'tokens of pre-training (1,600) a has the lower loss: ' in text
 
@@ -212,14 +212,14 @@ def test_curves_leave_out_step_zero_and_fine_tuning(runs):
 
 
 def test_losses_at_equal_flops_are_interpolated_where_the_shorter_ends(runs):
-  found = losses_at_equal(flops_at, runs['dense'], runs['sparse|75'])
-  assert found.spent == pytest.approx(520)
+  losses = losses_at_equal(flops_at, runs['dense'], runs['sparse|75'])
+  assert losses.spent == pytest.approx(520)
   share = math.log(520 / 400) / math.log(1000 / 400)
-  assert found.first == pytest.approx(4 - 2 * share)
-  assert found.second == pytest.approx(2.5)
-  assert found.longer == 0
+  assert losses.first == pytest.approx(4 - 2 * share)
+  assert losses.second == pytest.approx(2.5)
+  assert losses.longer == 0
   swapped = losses_at_equal(flops_at, runs['sparse|75'], runs['dense'])
-  assert swapped == (found.spent, found.second, found.first, 1)
+  assert swapped == (losses.spent, losses.second, losses.first, 1)
 
 
 def test_curves_that_do_not_overlap_are_not_compared(tmp_path, runs):
@@ -250,8 +250,8 @@ def test_losses_of_other_tokens_are_not_compared(tmp_path, runs):
       tmp_path / 'tuned', [phase('pre', 0, 100, 0.0)],
       [evaluation(100, 8.0, 2.0)], data=DATA | {'task': 'dart'},
   )
-  found = {'dense': runs['dense'], 'other': other, 'tuned': tuned}
-  text = write_report(tmp_path / 'report', found).read_text()
+  reported = {'dense': runs['dense'], 'other': other, 'tuned': tuned}
+  text = write_report(tmp_path / 'report', reported).read_text()
   assert (
       "The losses of dense and other are not compared, as they are of other "
       "tokens: corpus 'text' in tokens of 'bytes', and corpus 'text' in tokens "

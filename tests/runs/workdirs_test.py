@@ -149,10 +149,10 @@ def test_flipped_bits_are_refused_or_warned_of(finished, name, caplog):
     path.write_bytes(flipped)
     caplog.clear()
     try:
-      found = read_run(finished)
+      run = read_run(finished)
     except ValueError:
       continue
-    assert found == sound or any(name in text for text in caplog.messages)
+    assert run == sound or any(name in text for text in caplog.messages)
 
 
 @pytest.mark.parametrize('name', ['plan.json', 'metrics.jsonl'])

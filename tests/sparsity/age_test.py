@@ -156,18 +156,3 @@ def test_a_reset_of_the_moments_resets_the_ages():
 def test_an_optimizer_without_second_moments_of_weights_is_refused(inner, name):
   with pytest.raises(ValueError, match=f'state {name}, which has no count and'):
     spdf.with_age(inner).init(PARAMS)
-
-
-def test_a_where_other_than_that_of_sparsify_is_refused():
-  inner = spdf.with_age(optax.scale_by_adam(), where={'b': lambda *_: True})
-  tx = spdf.sparsify(inner, spdf.static(0.5), key=0)
-  with pytest.raises(ValueError, match='give both the same where'):
-    tx.update(PARAMS, tx.init(PARAMS), PARAMS)
-
-
-def test_without_sparsify_and_with_a_negative_warmup_it_is_refused():
-  tx = spdf.with_age(optax.scale_by_adam())
-  with pytest.raises(ValueError, match='with_age got no mask; put it inside'):
-    tx.update(PARAMS, tx.init(PARAMS), PARAMS)
-  with pytest.raises(ValueError, match='warmup is -1; give a number of steps'):
-    spdf.with_age(optax.scale_by_adam(), warmup=-1)

@@ -27,12 +27,12 @@ PARAMS = {
 @functools.cache
 def examples():
   """The functions of the guide, by name."""
-  found = {}
+  functions = {}
   text = (GUIDES / 'algorithm_state.md').read_text()
   pattern = r'<!-- file: \S+ -->\n```python\n(.*?)```'
   for script in re.findall(pattern, text, re.S):
-    exec(script, found)
-  return found
+    exec(script, functions)
+  return functions
 
 
 def grads_at(step, params):
@@ -107,10 +107,10 @@ def test_two_masks_follow_the_weights(backward):
     if grads is None:
       break
     assert state.mask['o'].all()
-    found = state.algorithm_state
-    assert found['forward']['o'].sum() == 128 - round(0.9 * 128)
-    assert found['backward']['o'].sum() == 128 - round(backward * 128)
-    assert not (found['forward']['o'] & ~found['backward']['o']).any()
+    masks = state.algorithm_state
+    assert masks['forward']['o'].sum() == 128 - round(0.9 * 128)
+    assert masks['backward']['o'].sum() == 128 - round(backward * 128)
+    assert not (masks['forward']['o'] & ~masks['backward']['o']).any()
     del params
 
 
@@ -171,8 +171,8 @@ def test_a_traced_sparsity_keeps_what_the_host_counts():
       )
   )
   for step in range(12):
-    found = mask(step, PARAMS)['o']
-    assert int(found.sum()) == 128 - round(float(rise(step)) * 128)
+    kept = mask(step, PARAMS)['o']
+    assert int(kept.sum()) == 128 - round(float(rise(step)) * 128)
 
 
 def test_a_mask_of_another_dtype_is_refused_in_one_sentence():

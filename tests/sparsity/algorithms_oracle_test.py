@@ -197,16 +197,16 @@ def test_masks_are_those_of_the_paper(name):
     params, grads, mask = make_trees(seed, ties, sparsity)
     # Not the key of the mask, by which all that is dropped would grow again.
     key = jax.random.key(seed + 1000)
-    found = update(key, jnp.int32(step), mask, params, grads)
+    updated = update(key, jnp.int32(step), mask, params, grads)
     keys = leaf_keys(key, params)
-    assert found['skip'] is None
+    assert updated['skip'] is None
     for leaf in ('deep', 'h_0', 'h_1'):
       bits = np.asarray(jax.random.bits(keys[leaf], SHAPES[leaf]))
       wanted = [
           oracle(*layer, step) for layer in
           zip(mask[leaf], np.asarray(params[leaf]), grads[leaf], bits)
       ]
-      np.testing.assert_array_equal(found[leaf], np.stack(wanted))
+      np.testing.assert_array_equal(updated[leaf], np.stack(wanted))
 
   check()
 
@@ -283,8 +283,8 @@ def test_iterative_model_wide_prunes_a_share_of_all_that_remains(
     left -= round(fraction * left)
     wanted = top_of_model([np.abs(w) for w in layers(params)], left, wanted)
     assert sum(int(m.sum()) for m in layers(mask)) == left
-    for found, want in zip(layers(mask), wanted):
-      np.testing.assert_array_equal(found, want)
+    for actual, want in zip(layers(mask), wanted):
+      np.testing.assert_array_equal(actual, want)
     sparsity, = algorithm.sparsity_at(10 * i, SHAPED)
     assert total - round(sparsity * total) == left
 
@@ -297,12 +297,12 @@ def test_model_wide_sparsities_prune_the_least_of_all_layers(seed, ties):
   params, grads, mask = make_trees(seed, ties, 0.0)
   params['h_1'] = params['h_1'] * 2**-9  # One weight of the layer remains.
   step = jnp.int32(30)
-  found = algorithm.update(jax.random.key(0), step, mask, params, grads)
+  updated = algorithm.update(jax.random.key(0), step, mask, params, grads)
   total = kept(sparsity(30), (1, sum(w.size for w in layers(params))))
   wanted = top_of_model(
       [np.abs(w) for w in layers(params)], total, layers(mask)
   )
-  for one, other in zip(layers(found), wanted):
+  for one, other in zip(layers(updated), wanted):
     np.testing.assert_array_equal(one, other)
 
 
@@ -316,13 +316,13 @@ def test_granet_model_wide_prunes_the_model_and_regrows_in_layers(seed):
   )
   params, grads, mask = make_trees(seed, None, 0.5)
   step = jnp.int32(30)
-  found = algorithm.update(jax.random.key(0), step, mask, params, grads)
+  updated = algorithm.update(jax.random.key(0), step, mask, params, grads)
   total = kept(sparsity(30), (1, sum(w.size for w in layers(params))))
   pruned = top_of_model(
       [np.abs(w) for w in layers(params)], total, layers(mask)
   )
-  assert sum(m.sum() for m in layers(found)) == total
-  for m, w, g, old in zip(*map(layers, (found, params, grads)), pruned):
+  assert sum(m.sum() for m in layers(updated)) == total
+  for m, w, g, old in zip(*map(layers, (updated, params, grads)), pruned):
     number = int(old.sum())
     survivors = top(np.abs(w), number - share(0.3, number), old)
     grown = top(np.abs(g), number - survivors.sum(), ~survivors)
@@ -360,9 +360,9 @@ def entering(sparsity):
   def layer(mask, w, g, bits, step):
     del mask, g, step
     order = np.lexsort((-bits.astype(np.int64).ravel(), -np.abs(w).ravel()))
-    found = np.zeros(w.size, bool)
-    found[order[:kept(sparsity, w.shape)]] = True
-    return found.reshape(w.shape)
+    highest = np.zeros(w.size, bool)
+    highest[order[:kept(sparsity, w.shape)]] = True
+    return highest.reshape(w.shape)
   return layer
 
 
@@ -444,8 +444,8 @@ def test_training_by_sparsify_is_that_of_the_oracle(kind):
         m = mask.get(name, True)
         trace[name] = np.where(m, grads[name] + DECAY * trace[name] * m, 0)
         wanted = np.where(m, params[name] * m - RATE * trace[name], 0)
-        found = params[name] + np.asarray(updates[name])
-        np.testing.assert_array_equal(found, wanted, err_msg=f'{step} {name}')
+        actual = params[name] + np.asarray(updates[name])
+        np.testing.assert_array_equal(actual, wanted, err_msg=f'{step} {name}')
         params[name] = wanted.astype(np.float32)
       assert int(state.count) == step + 1
       later = [oracle(step + 1, name) for name in MATRICES]

@@ -1,4 +1,4 @@
-"""Algorithms inside `sparsify`, and bad input that they refuse."""
+"""Algorithms inside `sparsify`, and integers of all kinds."""
 
 import flax.serialization
 import jax
@@ -9,13 +9,9 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax import structures
-from spdf_jax.sparsity import schedules
 from tests import sparse_parabola as parabola
 
 TIMES = parabola.TIMES
-MANY = 2**31 + 5
-
-
 INTEGERS = [np.int64, np.uint8, np.array, jnp.array]
 MADE_OF_INTEGERS = {
     'update_every': lambda i: dict(
@@ -207,7 +203,7 @@ def test_an_optimizer_has_no_state_of_weights_that_are_grown(inner):
   steps = train(optimizer('rigl', spied), 4)
   jax.effects_barrier()
   masks = [list(parabola.kernels(spdf.get_mask(s))) for _, s in steps]
-  found = 0
+  checked = 0
   for i, layer in enumerate(('h_0', 'h_1')):
     grown = masks[4][i] & ~masks[3][i]
     assert grown.any()
@@ -215,8 +211,8 @@ def test_an_optimizer_has_no_state_of_weights_that_are_grown(inner):
       if np.shape(x) == (8, 12) and layer in jax.tree_util.keystr(path):
         # Adafactor makes 1e-30 of zero gradients.
         assert (np.abs(np.asarray(x)[grown]) < 1e-29).all(), path
-        found += 1
-  assert found >= 4
+        checked += 1
+  assert checked >= 4
 
 
 def test_a_skipped_gradient_step_moves_the_mask_only():
@@ -340,156 +336,8 @@ def test_rounds_may_end_at_the_sparsity_of_a_structure():
   assert counts(algorithm, 3) == [96, 96, 96, 48]
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (dict(algorithm=0.75), 'algorithm is 0.75; give an algorithm'),
-    (dict(inner=optax.adam), 'inner is <function adam .*optax.adamw'),
-    (dict(key=0.5), r'key is 0.5; .* jax.random.key\(0\)'),
-    (dict(key=jax.random.PRNGKey(0)), 'key is Array.*typed key'),
-    (dict(revive=0.5), r'revive is 0.5; .* scaled_normal\(0.5\)'),
-])
-def test_arguments_of_other_types_are_named(arguments, message):
-  arguments = dict(
-      inner=optax.sgd(0.1), algorithm=spdf.static(0.5), key=0
-  ) | arguments
-  with pytest.raises(TypeError, match=message):
-    spdf.sparsify(**arguments)
-
-
-STATIC = [spdf.static(0.5), spdf.dense()]
-
-
-@pytest.mark.parametrize('make, words', [
-    (lambda: spdf.static(1.0), r'sparsity is 1.0; .*\[0, 1\)'),
-    (lambda: spdf.static(spdf.cubic(0.0, 0.5, 10)), 'sparsity is a schedule'),
-    (lambda: spdf.static(0.5, structure=4), 'structure is 4; give'),
-    (lambda: spdf.static(0.5, structure='4:2'), 'n is 4 and m is 2'),
-    (lambda: spdf.rigl(0.5, distribution=1, **TIMES), 'distribution is 1'),
-    (lambda: spdf.gmp(0.5, init=0.5, **TIMES), 'init is 0.5; give'),
-    (
-        lambda: spdf.rigl(0.8, update_every=0, update_until=9),
-        'update_every is 0',
-    ),
-    (
-        lambda: spdf.rigl(0.8, update_every=1, update_until=None),
-        'update_until is None',
-    ),
-    (lambda: spdf.rigl(0.8, drop_fraction=1.5, **TIMES), 'fraction is 1.5'),
-    (
-        lambda: spdf.granet(0.8, drop_fraction=0, **TIMES),
-        r'drop_fraction is 0; give a number in \(0, 1\)',
-    ),
-    (
-        lambda: spdf.rigl(0.8, drop_fraction=lambda step: 1.5, **TIMES),
-        r'drop_fraction is 1.5; give a number in \[0, 1\]',
-    ),
-    (
-        lambda: spdf.rigl(lambda step: step / 10, **TIMES),
-        'sparsity at step 12 is 1.2',
-    ),
-    (
-        lambda: spdf.sparse_evolution(
-            0.8, update_every=3, drop_fraction=schedules.cosine(0.3, 9)
-        ),
-        'update_until is None',
-    ),
-    (
-        lambda: spdf.sparse_evolution(spdf.cubic(0, 0.5, 9), update_every=3),
-        'update_until is None.* give update_until',
-    ),
-    (
-        lambda: spdf.sparse_evolution(0.8, update_every=3, drop='sign'),
-        "drop is 'sign'; give 'magnitude' or 'signed'",
-    ),
-    (
-        lambda: spdf.sparse_evolution(
-            0.5, update_every=3, drop='signed', structure='2:4'
-        ),
-        r'works without a structure only, but structure is n_of_m\(2, 4\)',
-    ),
-    (
-        lambda: spdf.iterative([spdf.Round(9)], distribution='erk'),
-        "distribution is 'erk', but iterative prunes by 'uniform' or 'model_w",
-    ),
-    (lambda: spdf.join(STATIC, [MANY]), 'from 0 to 2,147,483,647'),
-    (
-        lambda: spdf.reset_state(optax.scale_by_adam(), [MANY]),
-        'from 0 to 2,147,483,647',
-    ),
-    (
-        lambda: spdf.iterative([spdf.Round(2), spdf.Round(2, 0.5, MANY)]),
-        'from 0 to 2,147,483,647',
-    ),
-    (
-        lambda: spdf.sparse_evolution(0.5, update_every=3, drop_fraction='a'),
-        "drop_fraction is 'a'; give a number, or a schedule",
-    ),
-    (
-        lambda: spdf.gmp(0.5, update_every=1, update_until=MANY),
-        'from 1 to 2,147,483,647',
-    ),
-])
-def test_arguments_out_of_range_are_refused(make, words):
-  with pytest.raises(ValueError, match=words):
-    make()
-
-
-@pytest.mark.parametrize('wrap', [
-    lambda tx: spdf.sparsify(tx, STATIC[0], key=0),
-    lambda tx: spdf.reset_state(tx, [1]),
-    lambda tx: spdf.rewind_weights(tx, [1], snapshot_at=0),
-])
-def test_what_is_not_an_optimizer_is_refused(wrap):
-  with pytest.raises(TypeError, match=(
-      r'inner is an optax.MultiSteps; .* every_k_schedule=k\).gradient_transf'
-  )):
-    spdf.sparsify(optax.MultiSteps(optax.sgd(0.1), 2), spdf.static(0.5), key=0)
-  with pytest.raises(TypeError, match='is 3; give an optimizer'):
-    wrap(3)
-
-
 def test_the_last_step_of_int32_is_a_boundary():
   last = 2**31 - 1
-  algorithm = spdf.join(STATIC, [last])
+  algorithm = spdf.join([spdf.static(0.5), spdf.dense()], [last])
   at = lambda step: algorithm.sparsity_at(step, {'w': np.ones((2, 2))})['w']
   assert (at(last - 1), at(last)) == (0.5, 0.0)
-
-
-@pytest.mark.parametrize('algorithm, words', [
-    (
-        spdf.rigl(0.9, drop_fraction=1e-3, **TIMES),
-        'drops no weight .* of a layer that keeps 10',
-    ),
-    (spdf.rigl(0.75, structure='2:4', **TIMES), 'sparsity is 0.75'),
-    (spdf.gmp(0.5, structure=structures.block(5, 8), **TIMES), 'block.* 5'),
-    (spdf.rigl(0.9999, distribution=spdf.erk, **TIMES), 'erk needs one'),
-    (
-        spdf.rigl({'no/*': 0.5}, distribution=spdf.by_pattern, **TIMES),
-        "'no/\\*'",
-    ),
-    (
-        spdf.gmp(
-            spdf.periodic([0.9, 0.5], 6), update_every=6, update_until=6,
-            distribution='model_wide',
-        ),
-        "sparsity falls, but distribution 'model_wide'",
-    ),
-    (
-        spdf.iterative(
-            [spdf.Round(9)], distribution='model_wide', structure='2:4'
-        ),
-        'ranks the weights of all layers together, but the structure',
-    ),
-    (
-        spdf.iterative(
-            [spdf.Round(9), spdf.Round(9, 0.9999)], distribution='model_wide'
-        ),
-        'fewer than the 2 of one weight',
-    ),
-    (
-        spdf.iterative([spdf.Round(9), spdf.Round(9, 0.25)], structure='2:4'),
-        'which keeps exactly 2 of 4',
-    ),
-])
-def test_what_does_not_fit_the_parameters_is_refused_at_init(algorithm, words):
-  with pytest.raises(ValueError, match=words):
-    optimizer(algorithm).init(parabola.make_params())

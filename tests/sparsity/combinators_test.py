@@ -211,18 +211,6 @@ def test_partitions_join_and_nest():
   assert [c['h_1', 'mlp'] for c in counts] == [32, 32, 32, 32, 32, 128]
 
 
-@pytest.mark.parametrize('make, message', [
-    (lambda: spdf.join([spdf.static(0.5)] * 3, [5, 5]), 'boundar'),
-    (lambda: spdf.join([spdf.static(0.5)] * 2, [0]), 'boundar'),
-    (lambda: spdf.join([spdf.static(0.5)] * 3, [3]), 'boundar'),
-    (lambda: spdf.partition({}, []), 'algorithms is empty'),
-    (lambda: spdf.join([spdf.dense()] * 2, [3], enter='x'), "enter 'x' is"),
-])
-def test_members_without_an_order_are_refused(make, message):
-  with pytest.raises(ValueError, match=message):
-    make()
-
-
 @pytest.mark.parametrize('labels, message', [
     ([('*/attn/*', 'attention')],
      "no pattern matches the sparsified leaf 'h_0/mlp/wi'; add"),

@@ -93,8 +93,8 @@ def test_updates_are_those_of_dense_storage_bit_for_bit(name):
 
 
 def assert_close(packed, dense):
-  found = storage.unpack_state(*packed)
-  for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(dense)):
+  unpacked = storage.unpack_state(*packed)
+  for a, b in zip(jax.tree.leaves(unpacked), jax.tree.leaves(dense)):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 

@@ -153,7 +153,7 @@ def test_pruned_weights_are_exactly_zero_after_every_step(optimizer, algorithm):
 def test_inner_transformations_see_nothing_of_pruned_weights(
     optimizer, algorithm
 ):
-  found = 0
+  checked = 0
   for _, state in run(optimizer, algorithm).steps:
     masks = dict(zip(('h_0', 'h_1'), kernels(spdf.get_mask(state))))
     seen = find(SpyState, state).seen
@@ -162,9 +162,9 @@ def test_inner_transformations_see_nothing_of_pruned_weights(
       if np.shape(x) == (8, 12):
         owner = re.search(r'h_\d', jax.tree_util.keystr(path))[0]
         assert (x[~masks[owner]] == 0).all(), path
-        found += 1
+        checked += 1
   least = 2 if optimizer == 'adafactor' else 3  # Gradients, weights, moments.
-  assert found >= least * 2 * len(run(optimizer, algorithm).steps)
+  assert checked >= least * 2 * len(run(optimizer, algorithm).steps)
 
 
 @each_pair
@@ -200,8 +200,8 @@ def test_steps_keep_structure_shapes_and_dtypes(optimizer, algorithm):
   tx = build(optimizer, algorithm)
   for shapes in (result.shapes[1], jax.eval_shape(tx.init, make_params())):
     assert jax.tree.structure(shapes) == jax.tree.structure(result.steps[0][1])
-  for found in (*result.steps, result.steps[0]):
-    for x, like in zip(jax.tree.leaves(found), jax.tree.leaves(result.shapes)):
+  for step in (*result.steps, result.steps[0]):
+    for x, like in zip(jax.tree.leaves(step), jax.tree.leaves(result.shapes)):
       assert (x.shape, x.dtype) == (like.shape, like.dtype)
 
 

@@ -82,9 +82,9 @@ def test_fixed_is_the_ceiling_of_the_exact_float(fraction):
     st.lists(COUNTS, min_size=1, max_size=5), EDGES | st.integers(0, 2**30)
 )
 def test_fraction_of_is_integer_arithmetic(counts, fraction):
-  found = fraction_of(jnp.array(counts, jnp.int32), np.uint32(fraction))
-  assert found.dtype == jnp.int32
-  assert found.tolist() == [n * fraction >> 30 for n in counts]
+  actual = fraction_of(jnp.array(counts, jnp.int32), np.uint32(fraction))
+  assert actual.dtype == jnp.int32
+  assert actual.tolist() == [n * fraction >> 30 for n in counts]
 
 
 @settings(deadline=None)

@@ -119,12 +119,6 @@ def test_numbers_out_of_range_are_refused(wrong, message):
     spdf.scale_init(PARAMS, {'wi': PARAMS['wi'] > 0}, **wrong)
 
 
-def test_a_layer_without_kept_inputs_is_refused():
-  mask = {'wi': np.zeros((8, 16), bool), 'layers': None, 'bias': None}
-  with pytest.raises(ValueError, match="keeps no weight of 'wi'.*lower its"):
-    spdf.scale_init(PARAMS, mask, 1.0, where={'wi': True})
-
-
 def test_another_where_than_that_of_sparsify_is_refused():
   scale = spdf.scale_by_density(1.0, where={'layers': True})
   tx = spdf.sparsify(scale, spdf.static(0.5), where={'wi': True}, key=0)
@@ -134,9 +128,3 @@ def test_another_where_than_that_of_sparsify_is_refused():
   mask = {'wi': PARAMS['wi'] > 0, 'layers': None, 'bias': None}
   with pytest.raises(ValueError, match=message):
     spdf.scale_init(PARAMS, mask, 1.0, where={'layers': True})
-
-
-def test_without_sparsify_the_missing_mask_is_named():
-  tx = spdf.scale_by_density(1.0)
-  with pytest.raises(ValueError, match='got no mask; put it inside sparsify'):
-    tx.update(GRADS, tx.init(PARAMS), PARAMS)

@@ -123,8 +123,8 @@ def test_masks_of_a_key_are_those_without_x64(name, impl):
   )
   with jax.enable_x64(True):
     for steps, expected in ((0, first), (7, last)):
-      found = train(make(), 'float32', steps, key)
-      jax.tree.map(np.testing.assert_array_equal, found, expected)
+      actual = train(make(), 'float32', steps, key)
+      jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 def test_values_drawn_by_a_key_are_those_without_x64():

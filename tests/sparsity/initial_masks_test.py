@@ -39,9 +39,9 @@ def start(init, sparsity=None, params=PARAMS, algorithm=None, **options):
 
 def test_a_given_mask_is_where_training_starts():
   mask = draw()
-  found = start(spdf.init.given(mask), sparsities_of(mask))
-  jax.tree.map(np.testing.assert_array_equal, found, mask)
-  assert found['h_0']['bias'] is None
+  actual = start(spdf.init.given(mask), sparsities_of(mask))
+  jax.tree.map(np.testing.assert_array_equal, actual, mask)
+  assert actual['h_0']['bias'] is None
 
 
 def test_axes_of_a_given_mask_are_those_of_where():
@@ -50,11 +50,11 @@ def test_axes_of_a_given_mask_are_those_of_where():
   where = lambda path, leaf: axes if leaf.dtype == jnp.bfloat16 else False
   params = {'w': jnp.ones((2, 3, 4, 5), jnp.bfloat16), 'b': jnp.ones((4, 5))}
   mask = {'w': np.random.default_rng(0).random((2, 3, 4, 5)) < 0.3, 'b': None}
-  found = start(
+  actual = start(
       spdf.init.given(mask, where=where), sparsities_of(mask), params,
       where=where,
   )
-  np.testing.assert_array_equal(found['w'], mask['w'])
+  np.testing.assert_array_equal(actual['w'], mask['w'])
 
 
 def test_sparsities_of_a_mask_request_exactly_its_counts():
@@ -71,8 +71,8 @@ def test_a_mask_of_the_whole_model_has_the_count_of_the_whole_model():
   wide = lambda s: spdf.static(
       s, distribution=spdf.model_wide, init=spdf.init.given(mask)
   )
-  found = start(None, algorithm=wide(0.75))
-  jax.tree.map(np.testing.assert_array_equal, found, mask)
+  actual = start(None, algorithm=wide(0.75))
+  jax.tree.map(np.testing.assert_array_equal, actual, mask)
   with pytest.raises(ValueError, match='keeps 64 of 256.*requires 128'):
     start(None, algorithm=wide(0.5))
 
@@ -109,11 +109,11 @@ def test_a_mask_that_does_not_fit_is_refused(change, message):
 def test_zeros_of_a_checkpoint_are_its_mask():
   mask = draw()
   params = spdf.apply_mask(PARAMS, mask)
-  found = start(spdf.init.nonzero, sparsities_of(mask), params)
-  jax.tree.map(np.testing.assert_array_equal, found, mask)
+  actual = start(spdf.init.nonzero, sparsities_of(mask), params)
+  jax.tree.map(np.testing.assert_array_equal, actual, mask)
   begin = lambda p: start(spdf.init.nonzero, sparsities_of(mask), p)
-  found = jax.jit(begin)(params)
-  jax.tree.map(np.testing.assert_array_equal, found, mask)
+  actual = jax.jit(begin)(params)
+  jax.tree.map(np.testing.assert_array_equal, actual, mask)
 
 
 def test_scores_choose_by_key_and_shape():
@@ -123,20 +123,20 @@ def test_scores_choose_by_key_and_shape():
     seen.append(shape)
     return jax.random.uniform(key, shape)
 
-  found = start(spdf.init.scored(scores), 0.75)
+  mask = start(spdf.init.scored(scores), 0.75)
   assert seen == [(1, 8, 16), (1, 16, 8)]
-  flat = [np.ravel(m) for m in jax.tree.leaves(found)]
+  flat = [np.ravel(m) for m in jax.tree.leaves(mask)]
   assert [m.sum() for m in flat] == [32, 32]
   # Every leaf has a key of its own, which other leaves do not change.
   assert (flat[0] != flat[1]).any()
   alone = start(spdf.init.scored(scores), 0.75, {'h_1': PARAMS['h_1']})
-  np.testing.assert_array_equal(alone['h_1']['wi'], found['h_1']['wi'])
+  np.testing.assert_array_equal(alone['h_1']['wi'], mask['h_1']['wi'])
 
 
 def test_the_highest_scores_are_kept():
   column = lambda key, shape: jnp.arange(shape[2])[None, None] * jnp.ones(shape)
-  found = start(spdf.init.scored(column), 0.75)['h_0']['wi']
-  assert found[:, -4:].all() and not found[:, :-4].any()
+  mask = start(spdf.init.scored(column), 0.75)['h_0']['wi']
+  assert mask[:, -4:].all() and not mask[:, :-4].any()
 
 
 def test_masks_in_a_structure_are_taken_and_others_refused():
@@ -146,8 +146,8 @@ def test_masks_in_a_structure_are_taken_and_others_refused():
   )
   mask = using(spdf.init.scored(jax.random.uniform))
   assert set(jax.tree.leaves(sparsities_of(mask))) == {sparsity}
-  found = using(spdf.init.given(mask))
-  jax.tree.map(np.testing.assert_array_equal, found, mask)
+  actual = using(spdf.init.given(mask))
+  jax.tree.map(np.testing.assert_array_equal, actual, mask)
   # As many weights, but in the places of none of the structures.
   other = jax.tree.map(
       lambda m: jnp.sort(m.ravel())[::-1].reshape(m.shape).at[0, 0].set(

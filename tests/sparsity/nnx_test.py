@@ -206,10 +206,10 @@ def test_a_bridged_decoder_trains_as_the_linen_model_does():
   for i in range(7):
     bridged_step(model, optimizer, draw(i))
     params, state = linen_step(params, state, draw(i))
-  found = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+  trained = nnx.to_pure_dict(nnx.state(model, nnx.Param))
   masks = nnx.to_pure_dict(spdf.get_mask(optimizer.opt_state))
   jax.tree.map(
-      np.testing.assert_array_equal, (found, masks),
+      np.testing.assert_array_equal, (trained, masks),
       (params, spdf.get_mask(state)),
   )
   assert spdf.summarize(masks, params).sparsity == 0.75

@@ -10,9 +10,8 @@ import pytest
 from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import one_shot
 from spdf_jax.sparsity import structures
+from tests.tiers import ci_except
 from tests.tiers import slow_except
-
-pytestmark = pytest.mark.ci
 
 # Inputs, outputs, tokens, sparsity; inputs are no multiple of blocks, and of
 # some layers there are fewer tokens than inputs. The Hessian of the last is
@@ -116,7 +115,8 @@ def check_counts(mask, sparsity):
 
 
 @pytest.mark.parametrize(
-    'seed', slow_except([0, 3, 6, 8, 10], range(len(LAYERS)))
+    'seed',
+    ci_except([6], slow_except([0, 3, 6, 8, 10], range(len(LAYERS)))),
 )
 def test_masks_and_weights_are_those_of_the_papers(seed):
   w, x, sparsity = draw_layer(seed)
@@ -125,21 +125,21 @@ def test_masks_and_weights_are_those_of_the_papers(seed):
         ('magnitude', magnitude_oracle), ('wanda', wanda_oracle)
     ):
       pruner = one_shot.PRUNERS[name]()
-      found, mask = pruner.prune(
+      pruned, mask = pruner.prune(
           jnp.asarray(w), statistics_of(pruner, x), sparsity
       )
       np.testing.assert_array_equal(mask, oracle(w, x, sparsity))
-      np.testing.assert_array_equal(found, np.where(mask, w, 0))
+      np.testing.assert_array_equal(pruned, np.where(mask, w, 0))
       check_counts(mask, sparsity)
     pruner = one_shot.sparsegpt(block_size=16)
-    found, mask = pruner.prune(
+    pruned, mask = pruner.prune(
         jnp.asarray(w), statistics_of(pruner, x), sparsity
     )
     check_counts(mask, sparsity)
   expected, kept = sparsegpt_oracle(w, x, sparsity)
   assert (mask == kept).mean() >= 0.999
-  np.testing.assert_allclose(found, expected, atol=1e-6)
-  assert not found[~mask].any()
+  np.testing.assert_allclose(pruned, expected, atol=1e-6)
+  assert not pruned[~mask].any()
 
 
 @pytest.mark.parametrize('name', one_shot.PRUNERS)
@@ -157,31 +157,33 @@ def test_float32_agrees_with_float64(name):
   assert (mask == oracle(w, x, sparsity)).mean() >= 0.999
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 @pytest.mark.parametrize('name', one_shot.PRUNERS)
 def test_half_precision_is_pruned_as_its_float32_copy(name, dtype):
   w, x, sparsity = draw_layer(0)
   w, x = jnp.asarray(w, dtype), 300 * jnp.asarray(x, dtype)  # x**2 > 65504.
   pruner = one_shot.PRUNERS[name]()
-  found, mask = pruner.prune(w, pruner.statistics(x), sparsity)
+  pruned, mask = pruner.prune(w, pruner.statistics(x), sparsity)
   x32 = x.astype(jnp.float32)
   expected, kept = pruner.prune(
       w.astype(jnp.float32), pruner.statistics(x32), sparsity
   )
-  assert found.dtype == dtype
+  assert pruned.dtype == dtype
   np.testing.assert_array_equal(mask, kept)
-  np.testing.assert_array_equal(found, expected.astype(dtype))
+  np.testing.assert_array_equal(pruned, expected.astype(dtype))
 
 
+@pytest.mark.ci
 def test_the_update_lowers_the_error_of_the_outputs():
   w, x, sparsity = draw_layer(1)
   errors = []
   for name in ('magnitude', 'wanda', 'sparsegpt'):
     pruner = one_shot.PRUNERS[name]()
-    found, _ = pruner.prune(
+    pruned, _ = pruner.prune(
         jnp.asarray(w), pruner.statistics(jnp.asarray(x)), sparsity
     )
-    errors.append(np.square(x @ (found - w)).sum())
+    errors.append(np.square(x @ (pruned - w)).sum())
   assert errors[0] > errors[1] > errors[2]
 
 
@@ -190,25 +192,27 @@ def test_inputs_that_are_always_zero_are_pruned():
   x[:, 5] = 0
   with jax.enable_x64(True):
     pruner = one_shot.sparsegpt(block_size=16)
-    found, mask = pruner.prune(
+    pruned, mask = pruner.prune(
         jnp.asarray(w), pruner.statistics(jnp.asarray(x)), sparsity
     )
   expected, kept = sparsegpt_oracle(w, x, sparsity)
   np.testing.assert_array_equal(mask, kept)
-  np.testing.assert_allclose(found, expected, atol=1e-6)
+  np.testing.assert_allclose(pruned, expected, atol=1e-6)
   assert not mask[5].any()
 
 
+@pytest.mark.ci
 def test_a_hessian_without_a_factor_is_damped_more_with_a_warning(caplog):
   w = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
   x = 1e3 * np.ones((8, 600), np.float32)  # Of rank one.
-  found = prune_with(1e-7, w, x)
-  assert np.isfinite(found).all()
+  # Next to 1, so small a damping is nothing in float32.
+  pruned = prune_with(1e-8, w, x)
+  assert np.isfinite(pruned).all()
   said = re.search(
-      'has no Cholesky factor at a damping of 1e-07; that of (.*) is used',
+      'has no Cholesky factor at a damping of 1e-08; that of (.*) is used',
       caplog.text,
   )
-  np.testing.assert_array_equal(found, prune_with(float(said[1]), w, x))
+  np.testing.assert_array_equal(pruned, prune_with(float(said[1]), w, x))
 
 
 def prune_with(damping, w, x):
@@ -237,8 +241,3 @@ def test_inputs_that_are_not_finite_are_refused(name):
   pruner = one_shot.PRUNERS[name]()
   with pytest.raises(ValueError, match='are not finite; look for NaN in the w'):
     pruner.prune(jnp.asarray(w), pruner.statistics(jnp.asarray(x)), sparsity)
-
-
-def test_arguments_of_sparsegpt_must_be_positive():
-  with pytest.raises(ValueError, match='damping is 0; it must be positive'):
-    one_shot.sparsegpt(damping=0)

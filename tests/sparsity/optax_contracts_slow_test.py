@@ -24,7 +24,7 @@ SHAPES = {'h_0': {'kernel': (8, 12), 'bias': (12,)}, 'h_1': {'kernel': (12, 8)}}
 
 def makers():
   """Returns the functions of optax that make optimizers, by name."""
-  found = {}
+  optimizers = {}
   for module in (optax, optax.contrib):
     for name in dir(module):
       make = getattr(module, name)
@@ -37,8 +37,8 @@ def makers():
           and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
       ]
       if 'learning_rate' in parameters and not needed:
-        found[f'{module.__name__.removeprefix("optax.")}.{name}'] = make
-  return found
+        optimizers[f'{module.__name__.removeprefix("optax.")}.{name}'] = make
+  return optimizers
 
 
 MAKERS = makers()
@@ -162,11 +162,11 @@ def test_injected_hyperparameters_change_nothing(make, tx, request):
       for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(own))
   ):
     pytest.skip('optax alone: injection changes the steps')
-  found, wanted = (step(x, *start(x))[0] for x in (injected, tx))
+  actual, wanted = (step(x, *start(x))[0] for x in (injected, tx))
   jax.tree.map(
       lambda a, b: np.testing.assert_allclose(
           a, b, rtol=tolerance, atol=tolerance
-      ), found, wanted,
+      ), actual, wanted,
   )
 
 
@@ -183,10 +183,10 @@ def test_two_equal_micro_batches_are_one_step(make, tx):
 
   works(lambda: twice(make(), draw(0)))
   params, state = start(tx)
-  found, around = twice(tx, params)
+  trained, around = twice(tx, params)
   updates, _ = tx.update(grads, state, params)
   jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-      found, optax.apply_updates(params, updates),
+      trained, optax.apply_updates(params, updates),
   )
-  spdf.check_zeros(found, around)
+  spdf.check_zeros(trained, around)

@@ -284,7 +284,7 @@ def outside(name):
       for make in ALGORITHMS.values()
   )
   # Where a part sets the size of updates, the loss tells nothing of zeros.
-  return tuple('kept' if found == 'diverges' else found for found in outcomes)
+  return tuple('kept' if each == 'diverges' else each for each in outcomes)
 
 
 def render():
@@ -380,7 +380,7 @@ def lost_in(params, state):
 
 @pytest.mark.parametrize('name', LOSING)
 def test_check_names_the_leaves_whose_zeros_are_lost_outside(name):
-  found = False
+  any_lost = False
   paired = name == 'lookahead'
   for params, state, _ in train(LOSING[name](sparse()), paired=paired):
     params = params.fast if paired else params
@@ -388,10 +388,10 @@ def test_check_names_the_leaves_whose_zeros_are_lost_outside(name):
     if not lost:
       spdf.check_zeros(params, state)
       continue
-    found = True
+    any_lost = True
     with pytest.raises(ValueError, match=f"'{lost[0]}'"):
       spdf.check_zeros(params, state)
-  assert found
+  assert any_lost
 
 
 def test_masking_after_every_step_restores_the_zeros():

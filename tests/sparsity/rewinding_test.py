@@ -147,26 +147,3 @@ def test_ordinary_steps_copy_no_parameters():
   main = compiled.as_text().partition('ENTRY')[2]
   assert 'conditional(' in main
   assert not [x for x in main.splitlines() if '[128,256]' in x and 'copy(' in x]
-
-
-STATIC = spdf.sparsify(optax.sgd(1), spdf.static(0.5), key=0)
-
-
-@pytest.mark.parametrize('call, message', [
-    (lambda: round_starts([]), 'rounds is empty'),
-    (lambda: round_starts([5]), r'rounds is \[5\]; give a list'),
-    (lambda: round_starts([Round(0)]), 'steps of round 0 is 0'),
-    (lambda: round_starts([Round(2), Round(2)]),
-     r'fraction of round 1 is 0.0; .* \(0, 1\)'),
-    (lambda: rewind_schedule(float, [Round(2), Round(2, 0.2, -1)]),
-     'rewind_to of round 1 is -1'),
-    (lambda: round_starts([Round(2**30), Round(2**30, 0.2)]),
-     'the number of steps of all rounds'),
-    (lambda: rewind_weights(STATIC, STARTS, snapshot_at=5), 'snapshot_at is 5'),
-    (lambda: rewind_weights(STATIC, STARTS, snapshot_at=0).update(
-        PARAMS, rewind_weights(STATIC, STARTS, snapshot_at=0).init(PARAMS)
-    ), 'rewind_weights needs params'),
-])
-def test_rounds_that_make_no_sense_are_refused(call, message):
-  with pytest.raises(ValueError, match=message):
-    call()

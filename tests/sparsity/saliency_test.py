@@ -10,8 +10,6 @@ import spdf_jax as spdf
 from spdf_jax.sparsity import initial_masks
 from spdf_jax.sparsity.counts import number_kept
 
-pytestmark = pytest.mark.ci
-
 SIZES = (6, 10, 7, 3)
 
 
@@ -76,11 +74,11 @@ def test_snip_keeps_the_highest_product_of_weight_and_gradient():
   sparsity = 0.5
   params, batch = quadratic_problem()
   scores = np.abs(params['w'].ravel() * gradient(params, batch)).reshape(4, 6)
-  found = saliency_mask(
+  mask = saliency_mask(
       'snip', quadratic, as_jax(params), as_jax(batch), sparsity
   )
-  np.testing.assert_array_equal(found['w'], keep_highest([scores], sparsity)[0])
-  assert found['bias'] is None
+  np.testing.assert_array_equal(mask['w'], keep_highest([scores], sparsity)[0])
+  assert mask['bias'] is None
 
 
 @pytest.mark.parametrize('seed, sparsity', [(1, 0.9)])
@@ -93,10 +91,10 @@ def test_grasp_prunes_what_lowers_the_gradient_norm_least(seed, sparsity):
     less = params['w'].copy()
     less[at] *= 1 - 1e-6
     fall[at] = norm(params['w']) - norm(less)
-  found = saliency_mask(
+  mask = saliency_mask(
       'grasp', quadratic, as_jax(params), as_jax(batch), sparsity
   )
-  np.testing.assert_array_equal(found['w'], keep_highest([fall], sparsity)[0])
+  np.testing.assert_array_equal(mask['w'], keep_highest([fall], sparsity)[0])
 
 
 def flow(params, batch):
@@ -133,24 +131,24 @@ def synflow_oracle(params, sparsity, rounds):
   return masks
 
 
-@pytest.mark.parametrize(
-    'sparsity, rounds', [(0.95, 100), (0.9, 3)]
-)
+@pytest.mark.ci
+@pytest.mark.parametrize('sparsity, rounds', [(0.95, 100), (0.9, 3)])
 def test_synflow_equals_the_algorithm_of_the_paper(
     sparsity, rounds, monkeypatch
 ):
   monkeypatch.setattr(initial_masks, '_SYNFLOW_ROUNDS', rounds)
   params = network()
-  found = saliency_mask(
+  actual = saliency_mask(
       'synflow', flow, as_jax(params), jnp.ones(SIZES[0]), sparsity
   )
   wanted = synflow_oracle(params, sparsity, rounds)
-  for layer, mask in zip(found.values(), wanted):
+  for layer, mask in zip(actual.values(), wanted):
     np.testing.assert_array_equal(layer['w'], mask)
     # Conserving synaptic flow, no layer collapses.
     assert mask.any()
 
 
+@pytest.mark.ci
 def test_synflow_revives_nothing_when_scores_become_zero(monkeypatch):
   # Round one prunes the 0th weight and the last factor of the product; then
   # its other factors score zero, as pruned weights do.
@@ -160,8 +158,8 @@ def test_synflow_revives_nothing_when_scores_become_zero(monkeypatch):
     w = params['w'].ravel()
     return 0.01 * w[0] + 0.5 * jnp.prod(w[1:5]) + 5 * jnp.sum(w[5:])
 
-  found = saliency_mask('synflow', flow, {'w': jnp.ones((2, 4))}, None, 0.5)
-  assert np.flatnonzero(found['w']).tolist() == [1, 5, 6, 7]
+  mask = saliency_mask('synflow', flow, {'w': jnp.ones((2, 4))}, None, 0.5)
+  assert np.flatnonzero(mask['w']).tolist() == [1, 5, 6, 7]
 
 
 def test_all_layers_are_one_group_by_default_and_none_under_uniform():
@@ -173,8 +171,8 @@ def test_all_layers_are_one_group_by_default_and_none_under_uniform():
 
   wide = saliency_mask('snip', loss_fn, params, 1.0, 0.6)
   scores = [np.abs(s * params[n]['w']) for n, s in scale.items()]
-  for found, wanted in zip(jax.tree.leaves(wide), keep_highest(scores, 0.6)):
-    np.testing.assert_array_equal(found, wanted)
+  for actual, wanted in zip(jax.tree.leaves(wide), keep_highest(scores, 0.6)):
+    np.testing.assert_array_equal(actual, wanted)
   apart = saliency_mask(
       'snip', loss_fn, params, 1.0, 0.6, distribution=spdf.uniform
   )
@@ -182,30 +180,33 @@ def test_all_layers_are_one_group_by_default_and_none_under_uniform():
   assert counts == [number_kept(n, 0.6) for n in (60, 70, 21)]
 
 
+@pytest.mark.ci
 def test_heads_and_stacks_are_restored_in_the_shapes_of_the_parameters():
   axes = optax.contrib.MuonDimensionNumbers(
       reduction_axis=(1,), output_axis=(2, 3)
   )
   where = lambda path, leaf: axes if path == 'w' else False
   w = jax.random.normal(jax.random.key(0), (3, 8, 2, 4))
-  found = saliency_mask(
+  mask = saliency_mask(
       'snip', lambda p, batch: jnp.sum(p['w']), {'w': w, 'b': w}, None, 0.75,
       where=where, distribution=spdf.uniform,
   )['w']
-  assert found.shape == w.shape
-  assert found.sum((1, 2, 3)).tolist() == [16, 16, 16]
-  assert jnp.abs(w[0])[found[0]].min() > jnp.abs(w[0])[~found[0]].max()
+  assert mask.shape == w.shape
+  assert mask.sum((1, 2, 3)).tolist() == [16, 16, 16]
+  assert jnp.abs(w[0])[mask[0]].min() > jnp.abs(w[0])[~mask[0]].max()
 
 
+@pytest.mark.ci
 def test_low_precision_ranks_products_in_float32():
   # In bfloat16 both products round to one value, and the first would win.
   w = jnp.array([[1.015625, 1.0078125]] * 2, jnp.bfloat16)
   loss_fn = lambda p, g: jnp.sum(p['w'] * g)
   g = jnp.array([1.0, 1.0078125], jnp.bfloat16)
-  found = saliency_mask('snip', loss_fn, {'w': w}, g, 0.5)['w']
-  assert found.tolist() == [[False, True]] * 2
+  mask = saliency_mask('snip', loss_fn, {'w': w}, g, 0.5)['w']
+  assert mask.tolist() == [[False, True]] * 2
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize('name', ['snip', 'grasp', 'synflow'])
 def test_a_layer_of_least_scores_keeps_one_weight(name):
   # The gradient of b, but not that of a, is large.
@@ -242,8 +243,8 @@ def test_saliency_of_other_leaves_than_those_to_prune_is_refused():
   ):
     with pytest.raises(ValueError, match="and the algorithm prunes .* there; "):
       masks(**arguments)
-  found = masks(where=out, groups=[('out', 'a'), ('*', 'b')])
-  assert int(found['out'].sum()) == 32 and found['mlp']['w'].all()
+  mask = masks(where=out, groups=[('out', 'a'), ('*', 'b')])
+  assert int(mask['out'].sum()) == 32 and mask['mlp']['w'].all()
 
 
 @pytest.mark.parametrize('arguments, message', [
@@ -262,6 +263,7 @@ def test_scores_that_make_no_sense_are_refused(arguments, message):
     saliency_mask(*arguments, as_jax(params), as_jax(batch), 0.5)
 
 
+@pytest.mark.ci
 def test_synflow_ends_in_a_structure_with_one_sparsity():
   w = {'w': jnp.abs(jax.random.normal(jax.random.key(0), (8, 6))) + 1.0}
   mask = saliency_mask(

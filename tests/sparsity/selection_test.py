@@ -131,18 +131,16 @@ def test_true_selects_matrices_below_a_path_and_no_vectors():
       'q/kernel': (8, 4, 2)}
 
 
-@pytest.mark.parametrize('where', ['mlp', {'*/mlp': 1}])
-def test_a_where_of_another_type_is_refused_when_it_is_given(where):
-  with pytest.raises(TypeError, match='where is .*; give a function'):
-    spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), where=where, key=0)
-
-
-@pytest.mark.parametrize('where', [
-    {'*/mpl': True, '*/mlp': True}, {'*/mlp': True, 'h/0/mlp/wi': True},
-    {'*/mlp': True, '*/norm': True},
+@pytest.mark.parametrize('where, message', [
+    ({'*/mpl': True, '*/mlp': True}, 'selects none'),
+    ({'*/mlp': True, 'h/0/mlp/wi': True}, 'selects none'),
+    ({'*/mlp': True, '*/norm': True}, 'selects none'),
+    ({'Stem': False, '*': spdf.where.hidden_matrices}, 'matches none'),
+    ({'*/norms': spdf.where.matrices, '*': True}, 'matches none'),
+    ({'*': spdf.where.hidden_matrices, '*/q': False}, 'matches none'),
 ])
-def test_a_pattern_that_selects_nothing_is_refused(where):
-  with pytest.raises(ValueError, match='has the pattern .* selects none'):
+def test_a_pattern_that_changes_nothing_is_refused(where, message):
+  with pytest.raises(ValueError, match=f'has the pattern .* {message}'):
     select(where, PARAMS)
 
 
@@ -185,8 +183,8 @@ def test_selectors_give_axes_in_the_layouts_of_flax():
   assert spdf.where.convolutions('Conv_1/kernel', leaf(3, 3, 8, 16)) == (
       (0, 1, 2), (3,), (0, 1))
   for name in ('c2', 'block/down', 'shortcut', 'layer1'):
-    found = spdf.where.convolutions(f'{name}/kernel', leaf(3, 3, 8, 16))
-    assert found == spdf.MatrixAxes((0, 1, 2), (3,), (0, 1))
+    axes = spdf.where.convolutions(f'{name}/kernel', leaf(3, 3, 8, 16))
+    assert axes == spdf.MatrixAxes((0, 1, 2), (3,), (0, 1))
   # Layers of projections with heads, which are no kernels.
   assert spdf.where.convolutions('a/kernel', leaf(4, 4, 8, 16)) is None
   assert spdf.where.convolutions('Conv_0/kernel', leaf(7, 7, 3, 16)) is False
@@ -244,8 +242,8 @@ def test_heads_are_recognized_by_the_shapes_of_siblings(name):
   stack = {
       path: leaf(p.shape[0], 3, *p.shape[1:]) for path, p in params.items()
   }
-  found = chosen(spdf.where.stacked(spdf.where.per_head, axis=1), stack)
-  assert found == dict(zip(
+  actual = chosen(spdf.where.stacked(spdf.where.per_head, axis=1), stack)
+  assert actual == dict(zip(
       params, [((0,), (2, 3))] * 3 + [((0, 2), (3,)), ((0,), (2,))]
   ))
 
@@ -260,18 +258,6 @@ def test_one_selector_takes_convolutions_and_attention():
       'conv_1/kernel': ((0, 1, 2), (3,)), 'att/q': ((0,), (1, 2)),
       'att/o': ((0, 1), (2,)), 'mlp': ((0,), (1,)),
   }
-  with pytest.raises(ValueError, match='any_of has no selectors'):
-    spdf.where.any_of()
-
-
-@pytest.mark.parametrize('where', [
-    {'Stem': False, '*': spdf.where.hidden_matrices},
-    {'*/norms': spdf.where.matrices, '*': True},
-    {'*': spdf.where.hidden_matrices, '*/q': False},
-])
-def test_a_pattern_that_excludes_nothing_is_refused(where):
-  with pytest.raises(ValueError, match='has the pattern .* matches none'):
-    select(where, PARAMS)
 
 
 def init(params, where=spdf.where.hidden_matrices):
@@ -289,12 +275,6 @@ def test_matrices_that_stay_dense_are_warned_of_with_their_share(caplog):
   init(PARAMS, spdf.where.per_head)
   init(PARAMS, {'*/attn': False, '*': spdf.where.hidden_matrices})
   assert not [r for r in caplog.records if r.levelname == 'WARNING']
-
-
-def test_what_is_not_an_array_is_named():
-  for other in (1.0, jax.nn.relu):
-    with pytest.raises(TypeError, match="at 'x', which is not an array"):
-      select(spdf.where.hidden_matrices, {'w': jnp.ones((2, 2)), 'x': other})
 
 
 def test_a_bare_array_trains():
@@ -329,8 +309,3 @@ def test_a_selection_of_less_than_half_of_the_matrices_is_refused():
     init(params)
   mask = spdf.get_mask(init(params, spdf.where.convolutions))
   assert mask['Conv_1'].sum() == 288
-
-
-def test_stacked_must_be_called():
-  with pytest.raises(TypeError, match=r'where\.stacked\(\)'):
-    select(spdf.where.stacked, PARAMS)

@@ -91,7 +91,7 @@ UPDATES = textwrap.dedent('''
       return params, state, summary, changes
 
     one = train(jax.jit(tx.init), jax.jit(tx.update), lambda tree: tree)
-    found = {}
+    outcomes = {}
     kinds = [AxisType.Auto, AxisType.Explicit]
     for kind in kinds[:1 if NAME == 'gmp-model-wide' else 2]:
       mesh = jax.make_mesh((4, 2), ('data', 'model'), axis_types=(kind,) * 2)
@@ -108,7 +108,7 @@ UPDATES = textwrap.dedent('''
       sizes = dict(f32=4, s32=4, u32=4, pred=1)
       shards = [x.sharding.shard_shape(x.shape) for x in params.values()]
       eight = train(init, program, place)
-      found[kind.name] = dict(
+      outcomes[kind.name] = dict(
           misplaced=[
               (name, str(x.sharding))
               for tree in (state.mask, adam.mu, adam.nu)
@@ -132,7 +132,7 @@ UPDATES = textwrap.dedent('''
           shard=sum(4 * math.prod(shape) for shape in shards),
       )
 
-    print(json.dumps(found))
+    print(json.dumps(outcomes))
 ''')
 
 
@@ -166,7 +166,7 @@ BATCHES = textwrap.dedent('''
     put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
     one = train_on_batches(lambda tree, spec: tree)
     eight = train_on_batches(lambda tree, spec: put(tree, spec))
-    found = dict(
+    outcomes = dict(
         same=same(one, eight), moved=bool((one[0][0] != one[0][-1]).any()),
     )
 
@@ -183,8 +183,8 @@ BATCHES = textwrap.dedent('''
           updates, state = tx.update(put_kernel(y[i, :16]), state, p)
           p = jax.block_until_ready(optax.apply_updates(p, updates))
       states.append((p, spdf.get_mask(state)))
-    found['eager'] = same(*states)
-    print(json.dumps(found))
+    outcomes['eager'] = same(*states)
+    print(json.dumps(outcomes))
 ''')
 
 
@@ -208,18 +208,18 @@ ADAPTERS = textwrap.dedent('''
       return params['w'], merged['w']
 
     expected = train({'w': w})
-    found = {}
+    outcomes = {}
     for axes in ('Auto', 'Explicit'):
       mesh = jax.make_mesh((4, 2), ('a', 'b'), (getattr(AxisType, axes),) * 2)
       sharding = NamedSharding(mesh, P('a', 'b'))
       with jax.set_mesh(mesh):
         trained = train({'w': jax.device_put(w, sharding)})
-      found[axes] = all(
+      outcomes[axes] = all(
           np.allclose(x, y, atol=1e-6) and bool(((x == 0) == (w == 0)).all())
           and x.sharding.spec == P('a', 'b')
           for x, y in zip(trained, expected)
       )
-    print(json.dumps(found))
+    print(json.dumps(outcomes))
 ''')
 
 
@@ -256,26 +256,26 @@ def test_masks_and_moments_lie_with_their_parameters_from_the_start(name, axes):
 
 @each
 def test_updates_send_no_more_than_counts(name):
-  found = run(name)['Auto']
-  assert not found['gathers']
-  assert found['reduced'] and max(found['reduced']) <= 64 * 1024
+  outcomes = run(name)['Auto']
+  assert not outcomes['gathers']
+  assert outcomes['reduced'] and max(outcomes['reduced']) <= 64 * 1024
 
 
 @each
 def test_updates_take_at_most_three_times_the_shard(name):
-  found = run(name)['Auto']
-  assert found['temporary'] <= 3 * found['shard']
+  outcomes = run(name)['Auto']
+  assert outcomes['temporary'] <= 3 * outcomes['shard']
 
 
 @each_mesh
 def test_sharding_changes_no_mask_moment_or_parameter(name, axes):
-  found = run(name)[axes]
-  assert found['same'] == [True, True] and found['reads_the_same']
+  outcomes = run(name)[axes]
+  assert outcomes['same'] == [True, True] and outcomes['reads_the_same']
 
 
 def test_growth_uses_the_gradients_of_the_whole_batch():
-  found = run('rigl', BATCHES)
-  assert found['same'] and found['moved']
+  outcomes = run('rigl', BATCHES)
+  assert outcomes['same'] and outcomes['moved']
 
 
 def test_the_default_mesh_works_without_jit():

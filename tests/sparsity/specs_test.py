@@ -67,11 +67,11 @@ def test_schedules_are_ours_and_those_of_optax():
       schedule='linear_schedule', init_value=0.2, end_value=0.6,
       transition_steps=40,
   )
-  found = sparsities(make('rigl', sparsity=linear, **UPDATES), 0, 20, 60)
-  np.testing.assert_allclose(found, [0.2, 0.4, 0.6], rtol=1e-6)
+  actual = sparsities(make('rigl', sparsity=linear, **UPDATES), 0, 20, 60)
+  np.testing.assert_allclose(actual, [0.2, 0.4, 0.6], rtol=1e-6)
   turns = dict(schedule='periodic', sparsities=[0.0, 0.5], period=20)
-  found = sparsities(make('gmp', sparsity=turns, **UPDATES), 10, 20, 40)
-  assert found == [0.0, 0.5, 0.0]
+  actual = sparsities(make('gmp', sparsity=turns, **UPDATES), 10, 20, 40)
+  assert actual == [0.0, 0.5, 0.0]
 
 
 def test_a_drop_fraction_is_a_number_or_a_schedule():
@@ -107,26 +107,26 @@ def test_distributions_are_named_with_or_without_arguments():
     [['a', 0.5], ['*', 0.25]], {'a': 0.5, '*': 0.25},
 ])
 def test_sparsities_by_pattern_are_pairs_or_a_mapping(sparsity):
-  found = make('static', sparsity=sparsity, distribution='by_pattern')
-  assert found.sparsity_at(0, PARAMS) == {'a': 0.5, 'b': 0.25}
+  algorithm = make('static', sparsity=sparsity, distribution='by_pattern')
+  assert algorithm.sparsity_at(0, PARAMS) == {'a': 0.5, 'b': 0.25}
 
 
 def test_a_sparsity_by_pattern_may_be_a_schedule():
   rise = dict(schedule='cubic', initial=0.0, final=0.5, steps=70)
-  found = make(
+  algorithm = make(
       'gmp', sparsity=[['b', rise], ['*', 0.25]], distribution='by_pattern',
       **UPDATES,
   )
-  assert found.sparsity_at(0, PARAMS) == {'a': 0.0, 'b': 0.0}
-  assert found.sparsity_at(70, PARAMS) == {'a': 0.25, 'b': 0.5}
+  assert algorithm.sparsity_at(0, PARAMS) == {'a': 0.0, 'b': 0.0}
+  assert algorithm.sparsity_at(70, PARAMS) == {'a': 0.25, 'b': 0.5}
 
 
 @pytest.mark.parametrize('name', ['gmp', 'granet', 'rigl'])
 def test_the_first_of_patterns_decides_though_its_name_sorts_last(name):
-  found = make(
+  algorithm = make(
       name, sparsity={'b': 0.5, '*': 0.25}, distribution='by_pattern', **UPDATES
   )
-  assert found.sparsity_at(70, PARAMS) == {'a': 0.25, 'b': 0.5}
+  assert algorithm.sparsity_at(70, PARAMS) == {'a': 0.25, 'b': 0.5}
 
 
 def test_structures_are_named_with_or_without_arguments():
@@ -147,16 +147,16 @@ def test_first_masks_are_made_by_name():
   want = spdf.init.magnitude(None, PARAMS, 0.5)
   np.testing.assert_array_equal(mask['b'], want['b'])
   zeroed = spdf.apply_mask(PARAMS, want)
-  found = make('static', sparsity=0.5, init='nonzero').init(None, zeroed)
-  np.testing.assert_array_equal(found['b'], want['b'])
+  kept = make('static', sparsity=0.5, init='nonzero').init(None, zeroed)
+  np.testing.assert_array_equal(kept['b'], want['b'])
   drawn = make('static', sparsity=0.5, init='random')
   assert (drawn.init(jax.random.key(0), PARAMS)['b'] != want['b']).any()
 
 
 def test_rounds_are_a_list_of_mappings():
   rounds = [dict(steps=20), dict(steps=30, fraction=0.25, rewind_to=5)]
-  found = make('iterative', rounds=rounds)
-  assert sparsities(found, 0, 19, 20, 100) == [0.0, 0.0, 0.25, 0.25]
+  algorithm = make('iterative', rounds=rounds)
+  assert sparsities(algorithm, 0, 19, 20, 100) == [0.0, 0.0, 0.25, 0.25]
   built = create_algorithm({
       'name': 'iterative',
       'rounds': [spdf.Round(20), spdf.Round(30, 0.25)],
@@ -168,21 +168,21 @@ RIGL = {'name': 'rigl', 'sparsity': 0.75, **UPDATES}
 
 
 def test_groups_are_a_partition_of_algorithms_bit_for_bit():
-  found = make('partition', groups=[['a', RIGL], ['*', static(0.5)]])
+  grouped = make('partition', groups=[['a', RIGL], ['*', static(0.5)]])
   want = spdf.partition(
       {'one': spdf.rigl(0.75, **UPDATES), 'other': spdf.static(0.5)},
       [('a', 'one'), ('b', 'other')],
   )
-  assert found.sparsity_at(9, PARAMS) == {'a': 0.75, 'b': 0.5}
+  assert grouped.sparsity_at(9, PARAMS) == {'a': 0.75, 'b': 0.5}
   masks = []
-  for algorithm in (found, want):
+  for algorithm in (grouped, want):
     mask = algorithm.init(jax.random.key(0), PARAMS)
     args = jax.random.key(1), jnp.int32(10), mask, PARAMS, PARAMS
     masks.append((mask, algorithm.update(*args)))
   jax.tree.map(np.testing.assert_array_equal, *masks)
   for step in (9, 10, 70, 80):
-    assert found.update_at(step) == want.update_at(step) == (step in (10, 70))
-    assert found.dense_grads_at(step) == want.dense_grads_at(step)
+    assert grouped.update_at(step) == want.update_at(step) == (step in (10, 70))
+    assert grouped.dense_grads_at(step) == want.dense_grads_at(step)
 
 
 def test_specs_of_members_are_those_of_groups():
@@ -204,23 +204,23 @@ TIMES = {'update_every': '5%', 'update_until': '75%', 'init': None}
 def test_shares_of_a_phase_are_rounded_down_to_at_least_one_step(
     steps, every, until
 ):
-  found = resolve({'name': 'rigl', 'sparsity': 0.5} | TIMES, steps)
-  assert found == {'name': 'rigl', 'sparsity': 0.5, 'update_every': every,
-                   'update_until': until}
-  assert resolve(found, 7) == found
+  resolved = resolve({'name': 'rigl', 'sparsity': 0.5} | TIMES, steps)
+  assert resolved == {'name': 'rigl', 'sparsity': 0.5, 'update_every': every,
+                      'update_until': until}
+  assert resolve(resolved, 7) == resolved
 
 
 def test_times_are_shares_or_steps_wherever_an_algorithm_has_them():
   rise = {'schedule': 'cubic', 'initial': 0.0, 'final': 0.5, 'steps': '50%',
           'start': '0%'}
-  found = resolve({
+  resolved = resolve({
       'name': 'partition', 'sparsity': 0.1, 'groups': [
           ['a', {'name': 'gmp', 'sparsity': rise, 'update_from': '12 steps',
                  'update_every': ['7', '12.5%'], 'update_until': 9}],
           ['*', {'name': 'iterative', 'rounds': [{'steps': '25%'}]}],
       ],
   }, 40)
-  assert found == {'name': 'partition', 'groups': [
+  assert resolved == {'name': 'partition', 'groups': [
       ['a', {'name': 'gmp', 'sparsity': rise | {'steps': 20, 'start': 0},
              'update_from': 12, 'update_every': [7, 5], 'update_until': 9}],
       ['*', {'name': 'iterative', 'rounds': [{'steps': 10}]}],
@@ -263,8 +263,8 @@ def test_an_argument_or_time_that_none_takes_is_refused(change, message):
 
 
 def test_an_algorithm_of_ones_own_is_named_by_module_and_function():
-  found = make(f'{__name__}:own', sparsity=0.75, flavour='sweet')
-  assert sparsities(found, 0) == [0.75]
+  algorithm = make(f'{__name__}:own', sparsity=0.75, flavour='sweet')
+  assert sparsities(algorithm, 0) == [0.75]
 
 
 def rising(*, final):
@@ -325,8 +325,8 @@ def test_growth_by_own_scores_is_that_of_numpy(name, needs):
   assert algorithm.dense_grads_at(10) is needs
   mask = algorithm.init(jax.random.key(0), PARAMS)
   grads = jax.tree.map(jnp.ones_like, PARAMS)
-  found = algorithm.update(jax.random.key(1), 10, mask, PARAMS, grads)
-  old, new = (np.asarray(m['a'][0]) for m in (mask, found))
+  updated = algorithm.update(jax.random.key(1), 10, mask, PARAMS, grads)
+  old, new = (np.asarray(m['a'][0]) for m in (mask, updated))
   magnitude = np.abs(np.asarray(PARAMS['a'][0])) * old
   fraction = 0.3 if name == 'set' else float(
       0.15 * (1 + np.cos(np.pi * 10 / 70))
@@ -342,12 +342,12 @@ def test_growth_by_own_scores_is_that_of_numpy(name, needs):
 
 
 def test_what_python_has_made_already_is_taken_as_it_is():
-  found = create_algorithm({
+  algorithm = create_algorithm({
       'name': 'gmp', 'sparsity': spdf.cubic(0.0, 0.5, 70),
       'distribution': spdf.erk, 'init': spdf.init.random,
       'structure': spdf.structures.block(2, 2), **UPDATES,
   })
-  assert sparsities(found, 0) == [0.0]
+  assert sparsities(algorithm, 0) == [0.0]
 
 
 @pytest.mark.parametrize('spec, message', [

@@ -146,19 +146,6 @@ def test_whole_model_ranks_blocks():
   assert mask['b'].all()
 
 
-@pytest.mark.parametrize('make, message', [
-    (lambda: structures.n_of_m(0, 4), 'n is 0'),
-    (lambda: structures.n_of_m(5, 4), 'n is 5 and m is 4'),
-    (lambda: structures.n_of_m(2, True), 'm is True'),
-    (lambda: structures.n_of_m(2, 4, 'rows'), "axis is 'rows'"),
-    (lambda: structures.block(0, 4), 'inputs is 0'),
-    (lambda: structures.balanced(0), 'groups is 0'),
-])
-def test_impossible_structures_are_named(make, message):
-  with pytest.raises(ValueError, match=message):
-    make()
-
-
 def test_sparsities_that_a_structure_cannot_have_are_named():
   make = lambda sparsity: spdf.init.random(
       jax.random.key(0), jnp.zeros(SHAPE), sparsity,

@@ -274,9 +274,9 @@ def test_comparing_counts_a_model_as_histograms_do(monkeypatch):
   for kept in (0, 1, 100, SIZE + 10):
     mask = topk.keep_largest_of_all(scores, kept + 9)
     flat = np.concatenate([np.ravel(scores[name]) for name in sorted(scores)])
-    found = np.concatenate([np.ravel(mask[name]) for name in sorted(mask)])
+    actual = np.concatenate([np.ravel(mask[name]) for name in sorted(mask)])
     expected = oracle(flat[None, None], kept + 9).ravel()
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_models_may_be_lists_with_none():

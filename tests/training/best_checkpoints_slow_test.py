@@ -60,9 +60,9 @@ def test_a_run_killed_ten_times_keeps_the_same_best_bit_for_bit(tmp_path):
   print(f'best at step {best}; killed when the log held steps {reached}')
   output, _ = start(killed).communicate(timeout=SECONDS)
   for phase in ('@pretrain:best', '@pretrain', ''):
-    found = [find_checkpoint(f'{run}{phase}') for run in (whole, killed)]
-    assert found[0].name == found[1].name, output
-    assert_same_arrays(*map(restore, found))
+    checkpoints = [find_checkpoint(f'{run}{phase}') for run in (whole, killed)]
+    assert checkpoints[0].name == checkpoints[1].name, output
+    assert_same_arrays(*map(restore, checkpoints))
   rows = [
       without_times(read_rows(run / 'metrics.jsonl')) for run in (whole, killed)
   ]

@@ -32,8 +32,6 @@ from tests.tiny_run import shared_step
 from tests.tiny_run import with_programs
 from tests.tiny_run import without_times
 
-pytestmark = pytest.mark.ci
-
 STOP = EarlyStop('validation/loss')  # It never ends a phase early.
 # Phase `pretrain` is best at step 2 of 5, and `finetune` at step 12 of 11 to
 # 14; `continuation`, of steps 6 to 10, has no early stop.
@@ -128,6 +126,7 @@ def test_a_phase_without_an_early_stop_ends_with_its_last_weights(whole):
   assert_same_arrays(restore(f'{workdir}@continuation').params, states[10])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize('place, killed_at', slow_except([('save', 2)], [
     ('batch', 1), ('save', 2), ('batch', 2), ('batch', 3), ('save', 5),
     ('batch', 5), ('batch', 8), ('save', 12), ('batch', 12), ('save', 14),
@@ -164,6 +163,7 @@ def test_a_killed_run_keeps_the_same_best(
   assert json.dumps(rows_in(tmp_path)) == json.dumps(rows_in(whole[0]))
 
 
+@pytest.mark.ci
 def test_a_checkpoint_is_written_once_whenever_the_metric_improves(
     tmp_path, monkeypatch
 ):
@@ -193,6 +193,7 @@ def test_the_best_is_found_while_its_phase_continues(tmp_path):
   assert training.find_checkpoint(str(tmp_path)).name == '3'
 
 
+@pytest.mark.ci
 def test_values_that_are_not_finite_are_never_the_best(tmp_path):
   values = {1: float('nan'), 2: float('inf'), 3: 4.0, 4: float('nan')}
   evaluate = lambda step, params: [('validation/loss', values.get(step, 9.0))]
@@ -224,6 +225,7 @@ def held_out(step, params):
   ))
 
 
+@pytest.mark.ci
 def test_a_run_that_over_fits_ends_with_the_weights_of_the_best_loss(
     tmp_path, caplog
 ):
@@ -234,10 +236,10 @@ def test_a_run_that_over_fits_ends_with_the_weights_of_the_best_loss(
   *trained, end = [row['validation/loss'] for row in rows]
   assert end == min(trained) < trained[-1] and rows[-1]['best/step'] < 20
   checkpoint = training.find_checkpoint(str(tmp_path))
-  found = checkpoint_files.read_params(
+  params = checkpoint_files.read_params(
       checkpoint, run.programs.abstract_state.params
   )
-  (_, value), = held_out(0, found)
+  (_, value), = held_out(0, params)
   assert value == end
   best = f"the best of phase 'finetune' (step {rows[-1]['best/step']}, valid"
   assert f'the parameters of {checkpoint} are {best}' in caplog.text
@@ -263,6 +265,7 @@ def test_a_run_resumes_from_the_best_checkpoint(whole, tmp_path):
   assert_same_arrays(state, restore(source))
 
 
+@pytest.mark.ci
 def test_a_best_checkpoint_that_cannot_be_read_stops_the_run(
     tmp_path, monkeypatch
 ):
@@ -282,6 +285,7 @@ def test_a_best_checkpoint_that_cannot_be_read_stops_the_run(
   assert training.find_checkpoint(f'{tmp_path}@pretrain:best').name == '4'
 
 
+@pytest.mark.ci
 def test_reports_and_progress_show_where_the_best_was(whole, tmp_path, capsys):
   rows = rows_in(whole[0])
   assert [r['best/step'] for r in rows if 'best/step' in r] == [
@@ -297,6 +301,7 @@ def test_reports_and_progress_show_where_the_best_was(whole, tmp_path, capsys):
   assert 'best at step 12' in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_the_page_of_a_report_shows_where_the_best_was(tmp_path):
   phase = PhaseRecord('tune', 0, 8, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
   rows = ({'step': 6, 'best/step': 4, 'best/task/bleu': 9.0},)

@@ -157,11 +157,11 @@ def test_masks_are_read_wherever_the_optimizer_holds_them(make, tmp_path):
   )
   saved.save(state)
   saved.close()
-  found = read_masks(find_checkpoint(str(tmp_path)))
+  masks = read_masks(find_checkpoint(str(tmp_path)))
   want = by_name(spdf.get_mask(state.opt_state))
-  assert sorted(want) == ['h/mask', 'h/w', 'mask/kernel'] == sorted(found)
+  assert sorted(want) == ['h/mask', 'h/w', 'mask/kernel'] == sorted(masks)
   for name, mask in want.items():
-    np.testing.assert_array_equal(found[name], mask)
+    np.testing.assert_array_equal(masks[name], mask)
 
 
 def test_training_on_does_not_reach_into_a_checkpoint_being_saved(tmp_path):
@@ -177,11 +177,11 @@ def test_training_on_does_not_reach_into_a_checkpoint_being_saved(tmp_path):
       run.checkpoints.save(state)
   run.checkpoints.wait()
   for step, want in kept.items():
-    found = read_checkpoint(
+    restored = read_checkpoint(
         tmp_path / 'checkpoints' / str(step), run.programs.abstract_state,
         config=run.config, fingerprints=run.fingerprints,
     )
-    assert_same_arrays(jax.tree.map(np.array, found), want)
+    assert_same_arrays(jax.tree.map(np.array, restored), want)
 
 
 def test_phase_ends_stay_beside_the_latest(trained):
@@ -417,12 +417,6 @@ def test_groups_of_trained_weights_are_pruned_by_magnitude_each(
   assert notes[-1] == 'initial mask: random, magnitude'
 
 
-def test_init_from_another_model_is_refused(trained, tmp_path):
-  run = make_run(model__d_model=32, init_from=str(trained[0]))
-  with pytest.raises(MismatchError, match=r'bias was .*\[16\].* is .*\[32\]'):
-    run.open(tmp_path)
-
-
 def test_resume_continues_from_another_workdir_bit_for_bit(trained, tmp_path):
   run = make_run(resume=f'{trained[0]}@pretrain')
   run = run.open(tmp_path)
@@ -430,10 +424,19 @@ def test_resume_continues_from_another_workdir_bit_for_bit(trained, tmp_path):
   assert_same_arrays(train(run), trained[1])
 
 
-def test_resume_with_another_config_is_refused(trained, tmp_path):
-  run = make_run(seed=1, resume=str(trained[0]))
-  with pytest.raises(MismatchError, match='seed was 0 and is 1'):
+@pytest.mark.parametrize('start, changes, error, message', [
+    ('init_from', dict(model__d_model=32), MismatchError,
+     r'bias was .*\[16\].* is .*\[32\]'),
+    ('resume', dict(seed=1), MismatchError, 'seed was 0 and is 1'),
+    ('resume', {}, ValueError, 'resume: .*/14 is at step 14 of 14'),
+])
+def test_a_start_that_does_not_fit_is_refused(
+    start, changes, error, message, trained, tmp_path
+):
+  run = make_run(**{start: str(trained[0])}, **changes)
+  with pytest.raises(error, match=message):
     run.open(tmp_path)
+  assert not (tmp_path / 'config.json').exists()
 
 
 def test_the_own_workdir_comes_before_resume_and_init_from(workdir, tmp_path):
@@ -453,13 +456,6 @@ def test_a_run_that_continues_keeps_the_start_it_had(trained, tmp_path, caplog):
       f"init_from was '{source}' and is 'b', but workdir '{tmp_path}' goes on "
       'from its own checkpoint; give another workdir for another start.'
   ]
-
-
-def test_a_finished_run_is_not_resumed_elsewhere(trained, tmp_path):
-  run = make_run(resume=str(trained[0]))
-  with pytest.raises(ValueError, match='resume: .*/14 is at step 14 of 14'):
-    run.open(tmp_path)
-  assert not (tmp_path / 'config.json').exists()
 
 
 def test_a_checkpoint_shows_what_it_was_made_from(trained):

@@ -67,7 +67,7 @@ def test_the_loss_is_that_of_numpy(t, w, smoothing):
   loss = Loss(smoothing, teacher='a', temperature=t, teacher_weight=w)
   batch = SimpleNamespace(inputs=targets, targets=targets, weights=weights)
   with jax.enable_x64(True):
-    found = Distillation(loss, lambda _: jnp.asarray(theirs))(
+    sums = Distillation(loss, lambda _: jnp.asarray(theirs))(
         lambda *_: jnp.asarray(logits), {}, batch
     )
   one_hot = np.eye(7)[targets] * (1 - smoothing) + smoothing / 7
@@ -75,10 +75,10 @@ def test_the_loss_is_that_of_numpy(t, w, smoothing):
   p = np.exp(log_softmax(theirs / t))
   kl = (p * (log_softmax(theirs / t) - log_softmax(logits / t))).sum(-1)
   want = ((1 - w) * hard + w * t**2 * kl) * weights
-  np.testing.assert_allclose(found.objective, want.sum(), rtol=1e-5)
+  np.testing.assert_allclose(sums.objective, want.sum(), rtol=1e-5)
   plain = -np.take_along_axis(log_softmax(logits), targets[..., None], -1)
   np.testing.assert_allclose(
-      found.cross_entropy, (plain[..., 0] * weights).sum(), rtol=1e-5
+      sums.cross_entropy, (plain[..., 0] * weights).sum(), rtol=1e-5
   )
 
 
@@ -170,20 +170,33 @@ def test_the_wafer_computes_the_products_of_the_teacher(alone_and_taught):
   assert taught == without + 6 * TEACHER.n_layers + 1  # And the head.
 
 
-@pytest.mark.parametrize('changes, message', [
-    (dict(teacher_weight=0.0), 'loss.teacher_weight is 0.0; give a number in'),
-    (dict(temperature=0.0), 'loss.temperature is 0.0; it must be positive'),
-    (dict(temperature=None), 'loss.temperature is None; it must be positive'),
-    (dict(chunk=2), 'loss.chunk is 2 and loss.teacher .*; set loss.chunk to 0'),
-    (dict(teacher='none'), "'none' names no checkpoint"),
-])
-def test_fields_of_a_teacher_are_checked(changes, message, tmp_path):
+def taught(**changes):
   loss = dict(temperature=1.0, teacher_weight=0.5, teacher='none') | changes
-  refuse(
-      message, lambda: create(
-          **{f'loss__{name}': value for name, value in loss.items()}
-      ),
-  )
+  return {f'loss__{name}': value for name, value in loss.items()}
+
+
+def adapted(**changes):
+  return dict(adapter=dict(rank=2, scale=2.0) | changes)
+
+
+@pytest.mark.parametrize('changes, message', [
+    (taught(teacher_weight=0.0),
+     'loss.teacher_weight is 0.0; give a number in'),
+    (taught(temperature=0.0), 'loss.temperature is 0.0; it must be positive'),
+    (taught(temperature=None), 'loss.temperature is None; it must be positive'),
+    (taught(chunk=2),
+     'loss.chunk is 2 and loss.teacher .*; set loss.chunk to 0'),
+    (taught(), "'none' names no checkpoint"),
+    (adapted(rank=17),
+     "adapter: rank is 17, and 'h_0/attn/wd/kernel' has 16 inputs and 16 outp"),
+    (adapted(scale=0.0), 'adapter.scale is 0.0; it must be'),
+    (adapted() | dict(optimizer=dict(name='lion', clip_norm=1.0)),
+     'adapter is set, which needs .*lion'),
+    (adapted() | dict(storage='compact'),
+     "storage is 'compact' and adapter.rank is 2, and adapters change dense"),
+])
+def test_teachers_and_adapters_of_wrong_settings_are_refused(changes, message):
+  refuse(message, lambda: create(**changes))
 
 
 @pytest.mark.parametrize('config, message', [
@@ -194,10 +207,9 @@ def test_fields_of_a_teacher_are_checked(changes, message, tmp_path):
 ])
 def test_teachers_of_other_sizes_are_refused(config, message, tmp_path):
   write_model(tmp_path / 'teacher', config)
-  refuse(message, lambda: create(
-      loss__teacher=str(tmp_path / 'teacher'), loss__temperature=1.0,
-      loss__teacher_weight=0.5,
-  ))
+  refuse(
+      message, lambda: create(**taught(teacher=str(tmp_path / 'teacher')))
+  )
 
 
 @pytest.mark.ci
@@ -239,16 +251,3 @@ def test_runs_with_adapters_keep_zeros_or_densify(algorithm, tmp_path):
   np.testing.assert_array_equal(
       after['wte']['embedding'], before['wte']['embedding']
   )
-
-
-@pytest.mark.parametrize('changes, message', [
-    (dict(adapter=dict(rank=17, scale=2.0)),
-     "adapter: rank is 17, and 'h_0/attn/wd/kernel' has 16 inputs and 16 outp"),
-    (dict(adapter=dict(rank=2, scale=0.0)), 'adapter.scale is 0.0; it must be'),
-    (dict(adapter=dict(rank=2, scale=2.0), optimizer=dict(
-        name='lion', clip_norm=1.0)), 'adapter is set, which needs .*lion'),
-    (dict(adapter=dict(rank=2, scale=2.0), storage='compact'),
-     "storage is 'compact' and adapter.rank is 2, and adapters change dense"),
-])
-def test_adapters_that_cannot_be_trained_are_refused(changes, message):
-  refuse(message, lambda: create(**changes))

@@ -25,7 +25,7 @@ def test_a_schedule_free_run_is_evaluated_and_read_at_its_averages(tmp_path):
       storage='dense', eval_every=7,
   )).open(tmp_path)
   state = training.train(run, evaluators=Evaluators([total]))
-  found = training.read_params(
+  saved = training.read_params(
       training.find_checkpoint(str(tmp_path)),
       run.programs.abstract_state.params,
   )
@@ -40,7 +40,7 @@ def test_a_schedule_free_run_is_evaluated_and_read_at_its_averages(tmp_path):
       lambda y, z: (np.asarray(y) - (1 - b1) * np.asarray(z)) / b1,
       state.params, inner.z,
   )
-  for x, want, y in zip(*map(jax.tree.leaves, (found, averages, state.params))):
+  for x, want, y in zip(*map(jax.tree.leaves, (saved, averages, state.params))):
     np.testing.assert_allclose(x, want, rtol=1e-5, atol=1e-6)
     assert not y.any() or not np.array_equal(x, y)
   rows = training.loop.metrics.read_rows(tmp_path / 'metrics.jsonl')

@@ -58,15 +58,15 @@ def test_a_run_on_text_has_the_masks_of_a_loop_with_partition(attention):
       algorithm, where=models.sparsifiable,
       key=jax.random.fold_in(jax.random.key(0), 1), track=True,
   )
-  found = final_state(run)
+  actual = final_state(run)
   other = dataclasses.replace(run)
   other.optimizer = by_hand
   want = final_state(other)
-  masks = [spdf.get_mask(state.opt_state) for state in (found, want)]
+  masks = [spdf.get_mask(state.opt_state) for state in (actual, want)]
   jax.tree.map(np.testing.assert_array_equal, *masks)
   first = spdf.get_mask(initial_state.create(run.programs).opt_state)
   moved = statistics.mask_changes(
-      first, masks[0], found.params, where=models.sparsifiable
+      first, masks[0], actual.params, where=models.sparsifiable
   )
   for name, change in moved.items():
     assert (change.grown > 0) == ('mlp' in name)

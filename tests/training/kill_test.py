@@ -97,8 +97,8 @@ def test_a_run_killed_in_every_phase_ends_bit_for_bit_the_same(tmp_path, dtype):
 
   folders = [run / 'checkpoints' for run in (whole, killed)]
   for folder in folders:
-    found = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
-    assert found == list(ENDS)
+    steps = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+    assert steps == list(ENDS)
   for step in ENDS:
     assert_same_arrays(*(restore(folder / str(step)) for folder in folders))
   rows = [

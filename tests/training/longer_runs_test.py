@@ -78,9 +78,9 @@ def test_a_resumed_run_ends_as_one_launch_of_all_phases(name, tmp_path):
   )
   start = int(run.state.step)
   assert 0 < start < run.plan.total_steps
-  found = training.train(run)
+  resumed = training.train(run)
   wanted = train(make_run(phases), tmp_path / 'whole')
-  assert_same_arrays(found, wanted)
+  assert_same_arrays(resumed, wanted)
   rows = [
       [row for row in without_times(read_rows(
           tmp_path / workdir / 'metrics.jsonl'

@@ -180,23 +180,23 @@ def test_every_step_is_logged_once_and_in_order(whole):
 
 def test_the_log_of_a_step_is_on_disk_before_its_checkpoint(tmp_path):
   run = make_run().open(tmp_path)
-  save, found = run.checkpoints.save, {}
+  save, logged = run.checkpoints.save, {}
 
   def noting(state, best):
-    found[int(state.step)] = rows_in(tmp_path)[-1]['step']
+    logged[int(state.step)] = rows_in(tmp_path)[-1]['step']
     save(state, best)
 
   run.checkpoints.save = noting
   train(run)
-  assert found == {step: step for step in (2, 4, 5, 6, 8, 10, 12, 14)}
+  assert logged == {step: step for step in (2, 4, 5, 6, 8, 10, 12, 14)}
 
 
 def test_the_sparsity_that_is_logged_is_the_one_that_was_trained_with(whole):
-  found = {
+  sparsities = {
       row['step']: row['sparsity/sparsified'] for row in rows_in(whole[0])
       if 'sparsity/sparsified' in row
   }
-  assert found == {3: 0.75, 5: 0.75, 6: 0, 9: 0, 10: 0, 12: 0, 14: 0}
+  assert sparsities == {3: 0.75, 5: 0.75, 6: 0, 9: 0, 10: 0, 12: 0, 14: 0}
 
 
 @pytest.fixture(scope='module')

@@ -163,15 +163,15 @@ def test_a_run_with_overflows_ends_at_its_last_step_and_resumes_bit_for_bit(
 ):
   overflowing(monkeypatch)
   run = make_half_run()
-  asked = []
+  steps = []
 
   def noting(step, rows, batch_at=run.programs.batch_at):
-    asked.append(step)
+    steps.append(step)
     return batch_at(step, rows)
 
   vars(run.programs)['batch_at'] = noting
   whole = train(run.open(tmp_path / 'whole'))
-  assert asked == list(range(14))
+  assert steps == list(range(14))
   assert int(whole.step) == int(whole.opt_state.count) == 14
   rows = without_times(read_rows(tmp_path / 'whole' / 'metrics.jsonl'))
   trained = [row for row in rows if 'train/loss' in row]

@@ -23,6 +23,7 @@ from spdf_jax.training.step.matmul import dense_apply
 from spdf_jax.training.step.matmul import mask_sparsity
 from spdf_jax.training.step.matmul import SparseSteps
 from spdf_jax.training.step.matmul import without_masks
+from tests import tiny_run
 
 needs_kernels = pytest.mark.skipif(
     not native.is_available(), reason='no native kernels on this machine'
@@ -56,39 +57,39 @@ def start(algorithm, sparse_steps, model=MODEL):
 
 def losses(algorithm, sparse_steps, steps=12, model=MODEL):
   step, state = start(algorithm, sparse_steps, model)
-  found = []
+  values = []
   for _ in range(steps):
     state, metrics = step(state, BATCH)
-    found.append(float(metrics['train/loss']))
-  return found, state
+    values.append(float(metrics['train/loss']))
+  return values, state
 
 
 @needs_kernels
 def test_losses_and_weights_are_those_of_dense_products():
   algorithm = sparsity.rigl(0.75, **TIMES)
   sparse = training.sparse_steps('native', MODEL, tokens=128)
-  found, state = losses(algorithm, sparse)
+  actual, state = losses(algorithm, sparse)
   wanted, reference = losses(algorithm, None)
-  np.testing.assert_allclose(found, wanted, rtol=1e-4)
+  np.testing.assert_allclose(actual, wanted, rtol=1e-4)
   for a, b in zip(
       jax.tree.leaves(sparsity.get_mask(state.opt_state)),
       jax.tree.leaves(sparsity.get_mask(reference.opt_state)),
   ):
     # Sums in another order decide near ties otherwise.
     assert np.mean(a != b) < 2e-3
-  assert found[-1] < found[0]
+  assert actual[-1] < actual[0]
 
 
 def test_kernels_run_sparse_steps_without_dense_gradients_only():
   # Sparse steps have constant logits, so that their losses are bitwise equal.
   marked = lambda variables, tokens: 0 * MODEL.apply(variables, tokens)
   steps = SparseSteps(marked, 0.5)
-  found, _ = losses(sparsity.rigl(0.75, **TIMES), steps)
-  constant = found[0]
+  values, _ = losses(sparsity.rigl(0.75, **TIMES), steps)
+  constant = values[0]
   assert constant == pytest.approx(np.log(32), abs=1e-5)
-  assert [i for i, loss in enumerate(found) if loss != constant] == [3, 6, 9]
-  found, _ = losses(sparsity.static(0.25), steps)
-  assert constant not in found
+  assert [i for i, loss in enumerate(values) if loss != constant] == [3, 6, 9]
+  values, _ = losses(sparsity.static(0.25), steps)
+  assert constant not in values
 
 
 @pytest.mark.parametrize('sparsity_of_mask, by_kernels', [
@@ -98,10 +99,10 @@ def test_kernels_run_masks_sparser_than_the_crossover(
     sparsity_of_mask, by_kernels
 ):
   marked = lambda variables, tokens: 0 * MODEL.apply(variables, tokens)
-  found, _ = losses(
+  values, _ = losses(
       sparsity.static(sparsity_of_mask), SparseSteps(marked, 0.3), steps=2
   )
-  assert (found[0] == found[1]) is by_kernels
+  assert (values[0] == values[1]) is by_kernels
 
 
 @needs_kernels
@@ -135,10 +136,10 @@ def test_a_model_in_bfloat16_trains_with_kernels_of_bfloat16():
       'spdf_sparse_matmul', 'spdf_sparse_matmul_backward'
   }
   assert all('xbf16>' in line and 'xf32>' not in line for _, line in products)
-  found, _ = losses(sparsity.static(0.75), sparse, model=model)
+  actual, _ = losses(sparsity.static(0.75), sparse, model=model)
   wanted, _ = losses(sparsity.static(0.75), None, model=model)
-  np.testing.assert_allclose(found, wanted, rtol=1e-2)
-  assert found[-1] < 0.9 * found[0]
+  np.testing.assert_allclose(actual, wanted, rtol=1e-2)
+  assert actual[-1] < 0.9 * actual[0]
 
 
 def test_kernels_are_requested_where_there_are_some():
@@ -201,21 +202,21 @@ def wafer_losses(dtype, matmul, sparsities):
   params = model.init(jax.random.key(0), TOKENS[:, :-1])['params']
   scale = create_loss_scale(dtype)
   state = training.create_state(params, optimizer, scale)
-  found, events = [], []
+  values, events = [], []
   for _ in range(8):
     with wafer.record() as counted:
       state, metrics = jax.block_until_ready(step(state, BATCH))
-    found.append(float(metrics['train/loss']))
+    values.append(float(metrics['train/loss']))
     events.append(counted)
-  return found, events
+  return values, events
 
 
 @pytest.mark.process
 def test_a_model_trains_sparse_and_then_dense_on_the_emulated_wafer():
-  found, events = wafer_losses('float16', 'wafer', [0.75, 0])
+  actual, events = wafer_losses('float16', 'wafer', [0.75, 0])
   wanted, nothing = wafer_losses('float32', 'dense', [0.75, 0])
-  np.testing.assert_allclose(found, wanted, rtol=2e-2)
-  assert found != wanted and found[-1] < 0.9 * found[0]
+  np.testing.assert_allclose(actual, wanted, rtol=2e-2)
+  assert actual != wanted and actual[-1] < 0.9 * actual[0]
   assert not any(nothing)
   layers = {f'h_0/{name}' for name in (
       'attn/wq', 'attn/wk', 'attn/wv', 'attn/wd', 'mlp/wi', 'mlp/wo'
@@ -245,3 +246,14 @@ def test_the_wafer_is_emulated_on_one_device_and_by_any_model():
       {'params': params, 'masks': masks}, tokens
   )
   assert 'lowering=wafer' in str(jaxpr)
+
+
+@needs_kernels
+def test_kernels_run_the_steps_of_sparse_phases_of_a_run_only():
+  run = tiny_run.run_of(tiny_run.make_config(matmul='native'))
+  programs, state = run.programs, run.programs.abstract_state
+  ends = run.plan.ends
+  for step, has_kernels in ((0, True), (ends['pretrain'], False)):
+    step_fn, _ = programs.prepare_step(state, step)
+    jaxpr = jax.make_jaxpr(step_fn)(state, programs.device_batch_at(step))
+    assert ('lowering=native' in str(jaxpr)) is has_kernels

@@ -33,26 +33,26 @@ def test_the_devices_that_a_mesh_needs_are_simulated(
   assert set_to.get('jax_num_cpu_devices') == devices
 
 
-@pytest.mark.parametrize('asked, sizes', [
+@pytest.mark.parametrize('axes, sizes', [
     (dict(), (8, 1, 1)),
     (dict(fsdp=4), (2, 4, 1)),
     (dict(data=2, fsdp=-1, tensor=2), (2, 2, 2)),
     (dict(data=1, fsdp=8, tensor=1), (1, 8, 1)),
 ])
-def test_one_open_axis_takes_the_devices_that_are_left(asked, sizes):
-  assert mesh.mesh_sizes(8, **asked) == sizes
+def test_one_open_axis_takes_the_devices_that_are_left(axes, sizes):
+  assert mesh.mesh_sizes(8, **axes) == sizes
 
 
-@pytest.mark.parametrize('asked, message', [
+@pytest.mark.parametrize('axes, message', [
     (dict(data=3), "'data': 3.* but there are 8 devices; .* product 8"),
     (dict(fsdp=3), 'but there are 8 devices'),
     (dict(data=-1, fsdp=-1), 'at most one of them -1'),
     (dict(tensor=0), 'give positive sizes'),
     (dict(tensor=-2), 'give positive sizes'),
 ])
-def test_a_mesh_that_cannot_be_is_refused(asked, message):
+def test_a_mesh_that_cannot_be_is_refused(axes, message):
   with pytest.raises(ValueError, match=message):
-    mesh.mesh_sizes(8, **asked)
+    mesh.mesh_sizes(8, **axes)
 
 
 class _Mesh:
@@ -100,6 +100,6 @@ def test_a_batch_is_placed_as_it_was_read():
   run = make_run()
   read = lambda rows: run.programs.batch_at(3, rows)
   placed = mesh.place_batch(mesh.create_mesh(), read, (2, 8))
-  for found, asked in zip(placed, run.programs.batch_at(3)):
-    assert found.dtype == asked.dtype
-    assert (found == asked).all()
+  for actual, expected in zip(placed, run.programs.batch_at(3)):
+    assert actual.dtype == expected.dtype
+    assert (actual == expected).all()

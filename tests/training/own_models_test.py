@@ -74,22 +74,22 @@ def module(monkeypatch):
   guide, = (path for path in GUIDES if path.stem == 'own_model')
   text = dict(scripts(guide))['my_model.py']
   assert len(text.strip().splitlines()) <= 35
-  found = types.ModuleType('own_model')
-  monkeypatch.setitem(sys.modules, 'own_model', found)
-  exec(text, found.__dict__)
-  found.make_nnx = make_nnx
-  found.alone = lambda **sizes: found.Mixer(**sizes)
-  found.number = lambda **sizes: (3, True)
-  found.nothing = lambda **sizes: (found.Mixer(**sizes), {'no_such': True})
-  found.wide = lambda vocab_size, **sizes: (
-      found.Mixer(vocab_size + 1, **sizes), {'Dense_*': True}
+  module = types.ModuleType('own_model')
+  monkeypatch.setitem(sys.modules, 'own_model', module)
+  exec(text, module.__dict__)
+  module.make_nnx = make_nnx
+  module.alone = lambda **sizes: module.Mixer(**sizes)
+  module.number = lambda **sizes: (3, True)
+  module.nothing = lambda **sizes: (module.Mixer(**sizes), {'no_such': True})
+  module.wide = lambda vocab_size, **sizes: (
+      module.Mixer(vocab_size + 1, **sizes), {'Dense_*': True}
   )
-  found.normed = lambda **sizes: (
+  module.normed = lambda **sizes: (
       nn.Sequential([nn.Embed(17, 17), nn.BatchNorm(False), nn.Dense(17)]),
       {'layers_2': True},
   )
-  found.dropping = lambda rngs, **sizes: (Dropping(rngs), {'hidden': True})
-  return found
+  module.dropping = lambda rngs, **sizes: (Dropping(rngs), {'hidden': True})
+  return module
 
 
 def train(name, matmul, steps=12):
@@ -132,9 +132,9 @@ def test_native_kernels_compute_the_products_of_an_own_model(name):
       crossovers.crossover('float32', SIZES['d_model'], 64)
   )
   assert sparse_steps('dense', model, tokens=64) is None
-  found, state = train(name, 'native')
+  losses, state = train(name, 'native')
   spdf.check_zeros(state.params, state.opt_state)
-  np.testing.assert_allclose(found, train(name, 'dense')[0], rtol=1e-4)
+  np.testing.assert_allclose(losses, train(name, 'dense')[0], rtol=1e-4)
 
 
 def protocol_members(protocol):
@@ -167,38 +167,34 @@ def test_all_models_follow_one_protocol(make):
   assert 'lowering=native' in str(jaxpr)
 
 
-@pytest.mark.parametrize('fields, message', [
-    (dict(preset='no_such:f'), "model 'no_such:f' cannot be imported"),
-    (dict(preset='own_model:makemodel'), "'makemodel' is unknown; did you mea"),
-    (dict(n_leyers=2), r"'own_model:make_model' fails \(TypeError: .*n_leyers"),
-    (dict(preset='own_model:alone'), 'returned Mixer, not the pair'),
-    (dict(preset='own_model:number'), 'the module is int, not a flax'),
-    (dict(preset='own_model:nothing'), "fails .ValueError: .*no_such"),
-    (dict(preset='own_model:wide'), r'returns \(1, 2, 18\) for tokens'),
-    (dict(preset='own_model:normed'), 'than parameters, .*batch_stats'),
-    (dict(preset='own_model:dropping'), 'than parameters, .*other'),
-    (dict(preset='own_model:make_nnx', dropout=0.1),
+own = lambda **fields: dict(model=OWN | fields)
+
+
+@pytest.mark.parametrize('changes, message', [
+    (own(preset='no_such:f'), "model 'no_such:f' cannot be imported"),
+    (own(preset='own_model:makemodel'), "'makemodel' is unknown; did you mea"),
+    (own(n_leyers=2), r"'own_model:make_model' fails \(TypeError: .*n_leyers"),
+    (own(preset='own_model:alone'), 'returned Mixer, not the pair'),
+    (own(preset='own_model:number'), 'the module is int, not a flax'),
+    (own(preset='own_model:nothing'), "fails .ValueError: .*no_such"),
+    (own(preset='own_model:wide'), r'returns \(1, 2, 18\) for tokens'),
+    (own(preset='own_model:normed'), 'than parameters, .*batch_stats'),
+    (own(preset='own_model:dropping'), 'than parameters, .*other'),
+    (own(preset='own_model:make_nnx', dropout=0.1),
      "model.dropout is 0.1, but model 'own_model:make_nnx' is of NNX"),
-    (dict(d_model=None), 'model.d_model is None; a model of your own needs'),
-    (dict(vocab_size=0), 'model.vocab_size is 0; a model of your own needs'),
-    (dict(max_length=4), 'length 8, .* model.max_length is 4'),
-])
-def test_models_are_checked_before_data_is_read(fields, message):
-  with pytest.raises(ValueError, match=message) as caught:
-    Run.create(CONFIG | {'model': OWN | fields})
-  assert '\n' not in str(caught.value)
-
-
-@pytest.mark.parametrize('fields, message', [
+    (own(d_model=None), 'model.d_model is None; a model of your own needs'),
+    (own(vocab_size=0), 'model.vocab_size is 0; a model of your own needs'),
+    (own(max_length=4), 'length 8, .* model.max_length is 4'),
     (dict(storage='compact'), "storage is 'compact' and the model"),
     (dict(loss=CONFIG['loss'] | dict(chunk=4)), 'loss.chunk is 4, which'),
     (dict(data=CONFIG['data'] | dict(task='e2e'),
           evaluation=CONFIG['evaluation'] | dict(generations=4)),
      'evaluation.generations is 4, which the model'),
 ])
-def test_what_only_our_models_support_is_refused(fields, message):
-  with pytest.raises(ValueError, match=message):
-    Run.create(CONFIG | {'model': OWN} | fields)
+def test_models_are_checked_before_data_is_read(changes, message):
+  with pytest.raises(ValueError, match=message) as caught:
+    Run.create(CONFIG | own() | changes)
+  assert '\n' not in str(caught.value)
 
 
 def test_training_has_a_key_for_dropout_where_it_is_an_argument():

@@ -68,9 +68,9 @@ def test_a_stored_config_is_read_as_it_was():
 def test_weights_and_rates_follow_width_and_density(given, factor):
   # The width is twice the base width, the density a quarter.
   plain = kernel(first_state().params)
-  found = first_state(parameterization=given)
+  state = first_state(parameterization=given)
   np.testing.assert_allclose(
-      kernel(found.params), factor**0.5 * plain, rtol=1e-6
+      kernel(state.params), factor**0.5 * plain, rtol=1e-6
   )
   # Without decay, Adam's first update is the rate wherever a gradient is.
   largest = lambda update: np.abs(kernel(update)).max()
@@ -94,8 +94,9 @@ def test_the_weight_decay_of_a_layer_does_not_follow_its_rate():
 def test_weights_that_another_run_trained_are_not_scaled():
   run = run_of(make_config(parameterization=SPARSE))
   params = jax.tree.map(lambda x: x + 1, run.programs.init_params())
-  found = kernel(initial_state.from_params(run.programs, params).params)
-  np.testing.assert_array_equal(found[found != 0], kernel(params)[found != 0])
+  weights = kernel(initial_state.from_params(run.programs, params).params)
+  kept = weights != 0
+  np.testing.assert_array_equal(weights[kept], kernel(params)[kept])
 
 
 def test_ages_are_in_the_state_only_if_they_are_requested():
@@ -108,40 +109,30 @@ def test_ages_are_in_the_state_only_if_they_are_requested():
   assert len(ages) == 6  # One for each hidden matrix.
 
 
-@pytest.mark.parametrize('changes, message', [
-    (dict(base_density=None), "'sparse-mup' needs the density at which"),
-    (dict(base_density=0.0), 'base_density is 0.0, but'),
-    (dict(base_width=32), 'base_width is 32, above the width of the m'),
-    (dict(base_width=None), "base_width' is None; it must be a whole number"),
-    (dict(base_width=0), 'parameterization.base_width is 0; it must be at lea'),
-    (dict(name='mup'), "base_density is 1.0, but 'mup' does not follow"),
-    (dict(name='sparse_mup'), "parameterization 'sparse_mup' is unknown; did"),
-    (dict(logits_scale=0.0), 'parameterization.logits_scale is 0.0; it must'),
-])
-def test_a_wrong_parameterization_is_refused(changes, message):
-  with pytest.raises(ValueError, match=message):
-    make_config(parameterization=SPARSE | changes)
+scaled = lambda **changes: dict(parameterization=SPARSE | changes)
+LION = dict(optimizer=dict(name='lion', clip_norm=1.0))
+ADAPTER = dict(adapter=dict(rank=2, scale=2.0))
 
 
 @pytest.mark.parametrize('changes, message', [
-    (dict(parameterization=SPARSE), 'parameterization is set, which needs Ad'),
-    (dict(revival_warmup=3), "revival_warmup is set.*optimizer is 'lion'"),
+    (scaled(base_density=None), "'sparse-mup' needs the density at which"),
+    (scaled(base_density=0.0), 'base_density is 0.0, but'),
+    (scaled(base_width=32), 'base_width is 32, above the width of the m'),
+    (scaled(base_width=None), "base_width' is None; it must be a whole number"),
+    (scaled(base_width=0), 'parameterization.base_width is 0; it must be at l'),
+    (scaled(name='mup'), "base_density is 1.0, but 'mup' does not follow"),
+    (scaled(name='sparse_mup'),
+     "parameterization 'sparse_mup' is unknown; did"),
+    (scaled(logits_scale=0.0), 'parameterization.logits_scale is 0.0; it must'),
+    (scaled() | dict(model__logits_scale=0.1),
+     'model.logits_scale is 0.1, but param'),
+    (scaled() | LION, 'parameterization is set, which needs Ad'),
+    (scaled() | ADAPTER, 'adapter.rank is 2, whose factors have'),
+    (dict(revival_warmup=3) | LION,
+     "revival_warmup is set.*optimizer is 'lion'"),
+    (dict(revival_warmup=3) | ADAPTER, 'adapter.rank is 2, whose factors have'),
+    (dict(revival_warmup=-1), 'revival_warmup is -1; give 0 or more'),
 ])
-def test_optimizers_other_than_adamw_are_refused(changes, message):
+def test_settings_that_do_not_suit_each_other_are_refused(changes, message):
   with pytest.raises(ValueError, match=message):
-    make_config(optimizer=dict(name='lion', clip_norm=1.0), **changes)
-
-
-def test_other_multipliers_of_the_model_and_a_negative_warmup_are_refused():
-  with pytest.raises(ValueError, match='model.logits_scale is 0.1, but param'):
-    make_config(parameterization=SPARSE, model__logits_scale=0.1)
-  with pytest.raises(ValueError, match='revival_warmup is -1; give 0 or more'):
-    make_config(revival_warmup=-1)
-
-
-@pytest.mark.parametrize('changes', [
-    dict(parameterization=SPARSE), dict(revival_warmup=3),
-])
-def test_adapters_beside_what_follows_masks_are_refused(changes):
-  with pytest.raises(ValueError, match='adapter.rank is 2, whose factors have'):
-    make_config(adapter=dict(rank=2, scale=2.0), **changes)
+    make_config(**changes)

@@ -29,11 +29,11 @@ def make(**phases):
 
 def states(run, steps):
   """Returns the states before each of the first steps, and the last."""
-  state, found = initial_state.create(run.programs), []
+  state, copies = initial_state.create(run.programs), []
   for step in range(steps):
-    found.append(jax.tree.map(jnp.copy, state))
+    copies.append(jax.tree.map(jnp.copy, state))
     state, _ = run.programs.step(state, run.programs.device_batch_at(step))
-  return [*found, state]
+  return [*copies, state]
 
 
 def hidden(params):
@@ -82,9 +82,9 @@ def test_frozen_parameters_change_by_their_mask_only():
   run = make(dense={'algorithm': DENSE}, sparse={
       'algorithm': static(0.5), 'frozen': ['wte/*', '*/attn/*', '*/bias'],
   })
-  found = states(run, 8)
-  before, after = by_name(found[5].params), by_name(found[8].params)
-  masks = by_name(spdf.get_mask(found[8].opt_state))
+  history = states(run, 8)
+  before, after = by_name(history[5].params), by_name(history[8].params)
+  masks = by_name(spdf.get_mask(history[8].opt_state))
   frozen = {name for name in before
             if name.startswith('wte') or '/attn/' in name or 'bias' in name}
   assert 4 < len(frozen) < len(before) - 3
@@ -105,11 +105,11 @@ def test_a_lottery_ticket_is_the_pruned_model_at_its_early_weights():
           'name': 'static', 'sparsity': 0.75, 'init': 'magnitude',
       }, 'rewind_weights_to': '2 steps'},
   )
-  found = states(run, 7)
-  trained, early = found[5].params, by_name(found[2].params)
-  masks = by_name(spdf.get_mask(found[6].opt_state))
+  history = states(run, 7)
+  trained, early = history[5].params, by_name(history[2].params)
+  masks = by_name(spdf.get_mask(history[6].opt_state))
   assert any(m is not None for m in masks.values())
-  for name, weights in by_name(found[6].params).items():
+  for name, weights in by_name(history[6].params).items():
     wanted, mask = np.asarray(early[name]), masks.get(name)
     if mask is not None:
       magnitudes = np.abs(np.asarray(by_name(trained)[name], np.float64))
@@ -118,8 +118,9 @@ def test_a_lottery_ticket_is_the_pruned_model_at_its_early_weights():
       wanted = np.where(mask, wanted, 0)
     np.testing.assert_allclose(weights, wanted, rtol=1e-6, atol=1e-8)
   assert any(
-      (np.asarray(x) != np.asarray(y)).any() for x, y in
-      zip(jax.tree.leaves(found[6].params), jax.tree.leaves(found[7].params))
+      (np.asarray(x) != np.asarray(y)).any() for x, y in zip(*(
+          jax.tree.leaves(state.params) for state in history[6:]
+      ))
   )
 
 
@@ -192,9 +193,9 @@ def test_a_run_begins_with_the_mask_of_another(tmp_path):
   other.checkpoints.close()
   run = make(sparse={'initial_mask': str(tmp_path)})
   saved = hidden(spdf.get_mask(other.state.opt_state))
-  found = hidden(spdf.get_mask(initial_state.create(run.programs).opt_state))
-  assert found.keys() == saved.keys() and found
-  for path, mask in found.items():
+  masks = hidden(spdf.get_mask(initial_state.create(run.programs).opt_state))
+  assert masks.keys() == saved.keys() and masks
+  for path, mask in masks.items():
     np.testing.assert_array_equal(mask, saved[path])
 
 

@@ -119,24 +119,24 @@ def test_a_rewind_to_nowhere_is_refused(rate, message):
 
 
 def test_a_cosine_falls_to_its_final_fraction():
-  found = rates(make_plan({}))
+  actual = rates(make_plan({}))
   decay = lambda k: 0.5 * (1 + math.cos(math.pi * k / 26))
   want = [1e-2 * (0.1 + 0.9 * decay(k)) for k in range(26)]
-  np.testing.assert_allclose(found[4:], want, rtol=1e-5)
+  np.testing.assert_allclose(actual[4:], want, rtol=1e-5)
 
 
 def test_warm_up_learns_from_the_first_step_on():
   for name in ('cosine', 'linear', 'constant'):
-    found = rates(make_plan(make_rate(name)))
+    actual = rates(make_plan(make_rate(name)))
     want = 1e-2 * np.arange(1, 6) / 5
-    np.testing.assert_allclose(found[:5], want, rtol=1e-6)
-    assert found.max() == pytest.approx(1e-2)
+    np.testing.assert_allclose(actual[:5], want, rtol=1e-6)
+    assert actual.max() == pytest.approx(1e-2)
 
 
 def test_without_warm_up_the_first_step_has_the_peak():
   for name in ('cosine', 'linear', 'constant'):
-    found = rates(make_plan(make_rate(name, warmup='')))
-    assert found[0] == pytest.approx(1e-2)
+    actual = rates(make_plan(make_rate(name, warmup='')))
+    assert actual[0] == pytest.approx(1e-2)
 
 
 def test_warm_up_is_a_duration_like_any_other():
@@ -149,10 +149,10 @@ def test_a_phase_begins_its_own_schedule_at_its_boundary():
       make_rate('constant', peak=0.5, warmup=''),
       make_rate('linear', peak=0.25, warmup='', final_fraction=0.0),
   )
-  found = rates(plan)
-  assert set(found[:30].tolist()) == {0.5}
+  actual = rates(plan)
+  assert set(actual[:30].tolist()) == {0.5}
   np.testing.assert_allclose(
-      found[30:], 0.25 * (1 - np.arange(30) / 30), rtol=1e-5
+      actual[30:], 0.25 * (1 - np.arange(30) / 30), rtol=1e-5
   )
 
 
@@ -165,8 +165,8 @@ def test_the_schedule_is_the_same_when_it_is_traced():
 
 def test_weight_decay_changes_at_the_boundary():
   plan = make_plan({'weight_decay': 0.25}, {'weight_decay': 0.5})
-  found = [float(plan.weight_decay(step)) for step in (0, 29, 30, 59)]
-  assert found == [0.25, 0.25, 0.5, 0.5]
+  decays = [float(plan.weight_decay(step)) for step in (0, 29, 30, 59)]
+  assert decays == [0.25, 0.25, 0.5, 0.5]
 
 
 def test_boundaries_are_where_phases_meet():
@@ -203,8 +203,8 @@ def test_the_sparsity_changes_at_the_boundary():
       make_phase(name='b', algorithm=static(0.5)),
       make_phase(name='c', algorithm=DENSE),
   ))
-  found = sparsities(plan.algorithm, (0, 9, 10, 19, 20, 29))
-  assert found == [0.75, 0.75, 0.5, 0.5, 0.0, 0.0]
+  actual = sparsities(plan.algorithm, (0, 9, 10, 19, 20, 29))
+  assert actual == [0.75, 0.75, 0.5, 0.5, 0.0, 0.0]
 
 
 def test_neighbours_of_equal_sparsity_share_a_mask():
@@ -294,11 +294,11 @@ def test_times_are_shares_of_the_resolved_phases_that_share_a_mask():
 
 def test_a_warm_up_may_be_a_share_of_its_phase():
   for share, steps in (('20%', 6), ('1%', 1)):
-    found, wanted = (
+    actual, wanted = (
         rates(make_plan(make_rate('linear', warmup=warmup), {}))
         for warmup in (share, f'{steps} steps')
     )
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(actual, wanted)
 
 
 def test_a_long_plan_finds_its_updates_at_once():

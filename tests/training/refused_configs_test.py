@@ -84,17 +84,15 @@ def test_what_was_accepted_or_misnamed_is_refused_by_parse(
   refuse(message, parse, make_config(**{name: value}))
 
 
-@pytest.mark.parametrize('config, message', [
-    (None, 'config is None; give a ConfigDict or a mapping'),
-    (dict(seed=max), "'seed' is <built-in function max>, a builtin"),
+@pytest.mark.parametrize('call, config, message', [
+    (parse, None, 'config is None; give a ConfigDict or a mapping'),
+    (parse, dict(seed=max), "'seed' is <built-in function max>, a builtin"),
+    (parse_mesh, dict(mesh='text'), "'mesh' is"),
+    (parse_mesh, dict(mesh=dict(data=None, fsdp=1, tensor=1)),
+     "'mesh.data' is"),
 ])
-def test_what_is_not_a_config_is_refused(config, message):
-  refuse(message, parse, config)
-
-
-@pytest.mark.parametrize('sizes', ['text', dict(data=None, fsdp=1, tensor=1)])
-def test_the_mesh_of_a_dry_run_is_checked(sizes):
-  refuse("'mesh(.data)?' is", parse_mesh, dict(mesh=sizes))
+def test_what_is_not_a_config_is_refused(call, config, message):
+  refuse(message, call, config)
 
 
 @pytest.mark.parametrize('name, value, message', [
@@ -222,10 +220,11 @@ def test_a_small_validation_split_gives_a_warning(
       data__corpus=str(tmp_path / 'corpus'), data__tokenizer='',
       data__max_epochs__corpus=99,
   )))
-  found = [m for m in caplog.messages if 'the validation split of' in m]
-  assert bool(found) is warns
+  messages = [m for m in caplog.messages if 'the validation split of' in m]
+  assert bool(messages) is warns
   if warns:
-    assert "'corpus' has " in found[0] and 'fewer than 10000, so' in found[0]
+    assert "'corpus' has " in messages[0]
+    assert 'fewer than 10000, so' in messages[0]
 
 
 def test_validation_splits_without_a_row_are_refused(tmp_path):
@@ -244,11 +243,18 @@ def test_validation_splits_without_a_row_are_refused(tmp_path):
 
 @pytest.mark.parametrize('changes, message', [
     (dict(data__corpus='./none'), "corpus='./none' is not a folder; prepare"),
+    (dict(data__tokenizer='byte'), "tokenizer='byte' is unknown; use 'bytes'"),
+    (dict(data__cache_dir=__file__), 'cache_dir=.* cannot hold the corpus'),
+    (dict(data__task='docstrings'), "task 'docstrings'.*'python-docstrings'"),
     (dict(data__task='e2e'), "data.task is 'e2e' and data.task_dir '': "),
     (dict(data__task='e2e', data__task_dir='./none'),
      "data.task is 'e2e' and data.task_dir './none': .* is not a folder"),
+    (dict(model__vocab_size=256), 'ids up to 256 and the model a vocabulary '
+     'of 256; set model.vocab_size '),
+    ({f'{PRETRAIN}duration': '9B tokens'}, 'but max_epochs allows 1'),
+    ({f'{PRETRAIN}batch_size': 10**6}, 'one batch of 1000000; use'),
 ])
-def test_missing_data_is_named_as_the_config_names_it(changes, message):
+def test_data_that_a_config_cannot_train_on_are_named(changes, message):
   refuse(message, Run.create, make_config(**WITHOUT_TASK | changes))
 
 
@@ -273,9 +279,21 @@ def test_a_mistake_in_a_config_file_is_a_sentence(text, message, tmp_path):
 
 
 @pytest.mark.parametrize('name, message', [
-    ('configs/none.py', "No such file or directory: '.*configs/none.py'"),
-    ('configs/spdf.py:nonsense', "config argument is 'nonsense'; write name="),
-    ('configs/quickstart.py:algorithm=a', "algorithm 'a'; use one of"),
+    ('none.py', "No such file or directory: '.*configs/none.py'"),
+    ('quickstart.py:algorithm=regl',
+     "algorithm 'regl'; use one of dense, static, set, rigl"),
+    ('quickstart.py:level=0.9',
+     "is 'level=0.9'; write name=value, .* algorithm, sparsity"),
+    ('quickstart.py:sparsity=much', "argument is 'sparsity=much'; write"),
+    ('quickstart.py:rigl', "argument is 'rigl'; write"),
+    ('spdf.py:nonsense', "config argument is 'nonsense'; write name="),
+    ('spdf.py:model=gpt-5', "model 'gpt-5'; use one of gpt2-small"),
+    ('spdf.py:algorithm=iterative', "'iterative'; use one of dense, static"),
+    ('spdf.py:rate=1', 'names algorithm, sparsity, model'),
+    ('books.py:task=dart', "'dart'; use one of e2e, webnlg, dart_"),
+    ('finetune.py:task=e2', "task 'e2'; use one of e2e, webnlg"),
+    ('iterative_pruning.py:rounds=3', 'names algorithm, sparsity, stop_at'),
+    ('variable_spdf.py:sparsity=0.5', 'above the effective 0.75'),
 ])
 def test_a_config_argument_that_is_wrong_is_a_sentence(
     name, message, monkeypatch
@@ -283,7 +301,8 @@ def test_a_config_argument_that_is_wrong_is_a_sentence(
   monkeypatch.chdir(ROOT)
   parser = config_file.Parser()
   with pytest.raises(ValueError, match=message) as caught:
-    parser.parse(name)
+    parser.parse(f'configs/{name}')
+  assert '\n' not in str(caught.value)
   assert '\n' not in str(caught.value)
 
 

@@ -110,12 +110,12 @@ def test_sparse_then_dense_training_equals_pytorchs(kind, tmp_path):
   })
   np.testing.assert_allclose(losses + rest, want, rtol=1e-5)
   interop.save_hf(tmp_path / 'ours', config, dense)
-  for name, found in safetensors.load_file(
+  for name, actual in safetensors.load_file(
       tmp_path / 'ours' / 'model.safetensors'
   ).items():
     want = theirs.state_dict()[name].numpy()
     if name.endswith('c_attn.bias'):
       # A bias of keys moves no softmax: its gradient is noise, which Adam
       # scales up.
-      found, want = (np.delete(x, np.s_[32:64]) for x in (found, want))
-    np.testing.assert_allclose(found, want, atol=1e-4, err_msg=name)
+      actual, want = (np.delete(x, np.s_[32:64]) for x in (actual, want))
+    np.testing.assert_allclose(actual, want, atol=1e-4, err_msg=name)

@@ -117,8 +117,8 @@ def test_the_loss_is_the_weighted_mean_over_tokens():
     for t in range(4):
       log_sum = np.log(np.exp(logits[b, t]).sum())
       total += weights[b, t] * (log_sum - logits[b, t, targets[b, t]])
-  found = token_loss(jnp.asarray(logits), targets, weights)
-  np.testing.assert_allclose(found, total / weights.sum(), rtol=1e-6)
+  loss = token_loss(jnp.asarray(logits), targets, weights)
+  np.testing.assert_allclose(loss, total / weights.sum(), rtol=1e-6)
 
 
 def test_a_batch_without_targets_has_no_loss_and_no_gradient():
@@ -173,11 +173,11 @@ def test_revived_weights_learn_from_the_first_dense_step_on():
 
 def test_gradients_of_pruned_weights_are_made_only_where_requested():
   step, state = make_step(PLAN)
-  asked = []
+  requested = []
   for i in range(PLAN.total_steps):
-    asked.append(bool(state.opt_state.dense_grads))
+    requested.append(bool(state.opt_state.dense_grads))
     state, _ = step(state, make_batch(i))
-  assert asked == [False, False, False, True, False, False]
+  assert requested == [False, False, False, True, False, False]
 
 
 def test_the_state_starts_masked_and_leaves_the_parameters_it_came_from():
@@ -284,7 +284,7 @@ def test_spdf_is_what_explicit_masks_around_plain_adamw_give(restarts):
   for i in range(plan.total_steps):
     state, _ = step(state, make_batch(i))
   want = oracle(masks, restarts)
-  for found, expected in zip(
+  for actual, expected in zip(
       jax.tree.leaves(state.params), jax.tree.leaves(want)
   ):
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)

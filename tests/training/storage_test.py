@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import types
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from spdf_jax.training import initial_state
 from spdf_jax.training.loop.metrics import read_rows
 from spdf_jax.training.step.storage import bytes_per_weight
 from spdf_jax.training.step.storage import check_storage
+from spdf_jax.training.step.storage import compact_apply
 from spdf_jax.training.step.storage import is_compact
 from spdf_jax.training.step.storage import is_compact_at
 from spdf_jax.training.step.storage import planned_state
@@ -57,10 +59,10 @@ def whole(tmp_path_factory):
   }
 
 
-def assert_close(found, wanted):
-  found, wanted = map(jax.tree_util.tree_leaves_with_path, (found, wanted))
-  assert [path for path, _ in found] == [path for path, _ in wanted]
-  for (path, a), (_, b) in zip(found, wanted):
+def assert_close(actual, wanted):
+  actual, wanted = map(jax.tree_util.tree_leaves_with_path, (actual, wanted))
+  assert [path for path, _ in actual] == [path for path, _ in wanted]
+  for (path, a), (_, b) in zip(actual, wanted):
     name = jax.tree_util.keystr(path)
     if 'wk' in name and 'bias' in name:
       continue  # Its gradient is 0 but for rounding, which Adam enlarges.
@@ -166,7 +168,7 @@ def test_a_run_converts_there_and_back_bit_for_bit():
 
 @functools.cache
 def steps_of(matmul='dense'):
-  """The step of a tiny model, not jitted, and its first states."""
+  """Steps of a tiny model, not jitted, and their states, dense and packed."""
   # As wide as kernels are used for.
   model = models.create_model(
       'gpt-mini', vocab_size=16, n_layers=1, n_heads=2, d_model=64, d_ff=72,
@@ -185,13 +187,17 @@ def steps_of(matmul='dense'):
       pack_state(state.params, state.opt_state, sizes),
   )))
   step = functools.partial(
-      training.train_step, apply_fn=model.apply, optimizer=optimizer,
+      training.train_step, optimizer=optimizer,
       learning_rate=optax.constant_schedule(1e-2),
-      sparse_steps=training.sparse_steps(
-          'native' if matmul == 'native' else 'dense', model, 128
-      ),
   )
-  return step, batch, state, packed
+  sparse = training.sparse_steps(
+      'native' if matmul == 'native' else 'dense', model, 128
+  )
+  steps = (
+      functools.partial(step, apply_fn=model.apply, sparse_steps=sparse),
+      functools.partial(step, apply_fn=compact_apply(model, sparse)),
+  )
+  return steps, batch, state, packed
 
 
 def unpack(state):
@@ -201,10 +207,10 @@ def unpack(state):
 
 @pytest.mark.slow
 def test_op_by_op_a_step_is_that_of_dense_storage_bit_for_bit():
-  step, batch, state, packed = steps_of()
+  (step, compact_step), batch, state, packed = steps_of()
   with jax.disable_jit():
     state, metrics = step(state, batch)
-    packed, packed_metrics = step(packed, batch)
+    packed, packed_metrics = compact_step(packed, batch)
   assert float(metrics['train/loss']) == float(packed_metrics['train/loss'])
   assert_same_arrays(unpack(packed), state)
 
@@ -216,11 +222,11 @@ def test_op_by_op_a_step_is_that_of_dense_storage_bit_for_bit():
     )),
 ])
 def test_under_jit_a_step_is_equal_to_rounding(matmul):
-  step, batch, state, packed = steps_of(matmul)
-  step = jax.jit(step)
+  steps, batch, state, packed = steps_of(matmul)
+  step, compact_step = map(jax.jit, steps)
   for _ in range(2):
     state, metrics = step(state, batch)
-    packed, packed_metrics = step(packed, batch)
+    packed, packed_metrics = compact_step(packed, batch)
     assert metrics.keys() == packed_metrics.keys()
     for name, value in metrics.items():
       np.testing.assert_allclose(
@@ -235,6 +241,8 @@ def test_compact_storage_is_refused_where_it_is_not_supported():
   check_storage(run.config, run.plan, run.programs.mesh)
   moving = make_dynamic_run()
   check_storage(moving.config, moving.plan, run.programs.mesh)
+  with pytest.raises(ValueError, match='the mesh has 8 devices'):
+    check_storage(run.config, run.plan, types.SimpleNamespace(size=8))
   with pytest.raises(ValueError, match="'pretrain' has 5 steps with mask .*"
                      ".*rigl.*storage 'dense'"):
     check_storage(run.config, moving.plan, run.programs.mesh)
@@ -305,12 +313,3 @@ def test_compact_steps_use_kernels_even_if_masks_are_denser_than_planned():
 def test_without_kernels_all_phases_have_one_step():
   run = make_run(matmul='dense')
   assert run.programs.dense_step is run.programs.step
-
-
-def test_several_devices_are_refused():
-  class Mesh:
-    size = 8
-
-  with pytest.raises(ValueError, match='the mesh has 8 devices'):
-    run = make_run(storage='compact')
-    check_storage(run.config, run.plan, Mesh())

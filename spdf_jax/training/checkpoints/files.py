@@ -59,6 +59,7 @@ def read_checkpoint(
   stored, past = identity.refuse_other_past(checkpoint, meta, config)
   if past:
     read = {phase.data for phase in stored.phases if phase.name in past}
+    read.add('teacher')  # Both configs have the same loss.
     recorded, sources = (
         {k: v for k, v in x.items() if k in read} for x in (recorded, sources)
     )

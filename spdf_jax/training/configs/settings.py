@@ -6,6 +6,7 @@ from typing import Any
 
 from spdf_jax import models
 from spdf_jax.training.configs.fields import check_numbers
+from spdf_jax.training.own_models import create_own_model
 from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.step.mesh import check_axes
 
@@ -22,6 +23,17 @@ class ModelConfig:
 
   preset: str
   sizes: models.DecoderConfig | OwnSizes
+
+  def create_model(self) -> models.Model:
+    """Creates the model, and checks the shapes of a user's own.
+
+    Raises:
+      ValueError: the user's function cannot be imported or fails, or the model
+        returns other shapes.
+    """
+    if isinstance(self.sizes, OwnSizes):
+      return create_own_model(self.preset, self.sizes)
+    return models.model_of(self.sizes)
 
   def as_dict(self) -> dict[str, Any]:
     """Returns the preset and all its fields."""

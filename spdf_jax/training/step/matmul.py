@@ -15,7 +15,6 @@ from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.models import Model
 from spdf_jax.names import lookup
 from spdf_jax.sparsity.algorithms import member_specs
-from spdf_jax.sparsity.state import is_packed
 
 PyTree = Any
 # The result is `Any`, since Flax's `apply` may also return a tuple.
@@ -175,8 +174,7 @@ def without_masks(apply_fn: ApplyFn) -> ApplyFn:
   """Calls a model without its masks, since pruned parameters are zero.
 
   Multiplying by masks would cost a copy of the weights and one of their
-  gradients, which `train_step` masks in any case. Packed masks are passed on,
-  since they hold the positions of the packed values.
+  gradients, which `train_step` masks in any case.
 
   Args:
     apply_fn: Apply function of the model.
@@ -185,9 +183,7 @@ def without_masks(apply_fn: ApplyFn) -> ApplyFn:
     The apply function without masks.
   """
   def apply(variables, *args, **kwargs):
-    if not is_packed(variables.get('masks')):
-      variables = {'params': variables['params']}
-    return apply_fn(variables, *args, **kwargs)
+    return apply_fn({'params': variables['params']}, *args, **kwargs)
 
   return apply
 

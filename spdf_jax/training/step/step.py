@@ -43,7 +43,8 @@ def train_step(
   each batch shape and kind of step: with `sparse_steps`, a program has one
   `cond` between sparse kernels and dense products; without, it has no branch.
   A compact state, which holds only the values of kept weights, has a program of
-  its own, which does not update the mask.
+  its own, with the model of `storage.compact_apply`; it does not update the
+  mask.
 
   Args:
     state: The state; donate it, if you jit the step. With a loss scale, a step
@@ -57,8 +58,9 @@ def train_step(
     learning_rate: Learning-rate schedule of the optimizer, only for the
       metrics.
     sparse_steps: Result of `sparse_steps`: a model with sparse kernels, used if
-      the state is compact, or the masks are sparse enough and pruned weights
-      need no gradient; `None`: always `apply_fn`.
+      the masks are sparse enough and pruned weights need no gradient; `None`:
+      always `apply_fn`. Omit it for a compact state, of which `apply_fn` has
+      the kernels.
     loss: Loss to minimize, as the mean over the weighted tokens of the batch.
     micro_batches: Number of micro-batches for gradient accumulation, which
       saves memory of activations; a divisor of B.
@@ -111,16 +113,11 @@ def train_step(
       return part(batch, None if keys is None else keys[0])
     return _accumulate(part, batch, keys, micro_batches)
 
-  if states.is_packed(mask):
-    # Kernels at any sparsity: other products would first unpack all weights.
-    (objective, cross_entropy), grads = differentiate(
-        sparse_steps.apply_fn if sparse_steps else apply_fn
-    )
-  else:
-    (objective, cross_entropy), grads = _differentiate_dense(
-        differentiate, apply_fn, sparse_steps, mask,
-        sparsity.get_dense_grads(state.opt_state),
-    )
+  (objective, cross_entropy), grads = _differentiate(
+      differentiate, apply_fn, sparse_steps,
+      states.dense_mask(state.opt_state),
+      sparsity.get_dense_grads(state.opt_state),
+  )
   if scale is not None:
     objective, grads = jax.tree.map(lambda x: x / scale, (objective, grads))
   if frozen is not None:
@@ -139,9 +136,8 @@ def train_step(
     params = jax.tree.map(
         lambda new, old: jnp.where(takes_new, new, old), params, state.params
     )
-  if not states.is_packed(mask):
-    # An update of -p leaves NaN where p is NaN.
-    params = sparsity.apply_mask(params, sparsity.get_mask(opt_state))
+  # An update of -p leaves NaN where p is NaN.
+  params = sparsity.apply_mask(params, states.dense_mask(opt_state))
   metrics = {
       'train/loss': cross_entropy,
       'train/grad_norm': grad_norm,
@@ -167,7 +163,7 @@ def train_step(
   return new, metrics
 
 
-def _differentiate_dense(
+def _differentiate(
     differentiate: Callable[..., PyTree],
     apply_fn: matmul.ApplyFn,
     sparse_steps: matmul.SparseSteps | None,

@@ -12,10 +12,9 @@ from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax.accelerator.pallas.lowering import BLOCKS
 from spdf_jax.accelerator.wafer.execute import WAFER
-from spdf_jax.packing import PackedMask
+from spdf_jax.packing import is_packed
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.selection import Where
-from spdf_jax.sparsity.state import is_packed
 from spdf_jax.sparsity.state import stored_mask
 from spdf_jax.sparsity.storage import kept_sizes
 from spdf_jax.sparsity.storage import pack_state
@@ -26,6 +25,7 @@ from spdf_jax.training.configs.config import RunConfig
 from spdf_jax.training.plan import mean_sparsity
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.plan import planned_sparsities
+from spdf_jax.training.step.matmul import ApplyFn
 from spdf_jax.training.step.matmul import SparseSteps
 from spdf_jax.training.step.optimizers import NamedOptimizer
 from spdf_jax.training.step.state import TrainState
@@ -199,8 +199,7 @@ def bytes_per_weight(state: TrainState) -> float:
     pruned weights of the matrices.
   """
   masks = by_name(jax.tree.map(
-      lambda m: math.prod(m.shape), stored_mask(state.opt_state),
-      is_leaf=lambda x: isinstance(x, PackedMask),
+      lambda m: m.size, jax.eval_shape(sparsity.get_mask, state.opt_state)
   ))
   arrays = by_name({'params': state.params, 'opt_state': state.opt_state})
   taken = sum(
@@ -210,40 +209,42 @@ def bytes_per_weight(state: TrainState) -> float:
   return taken / sum(masks.values())
 
 
-def to_compact(
-    state: TrainState, sharding: jax.sharding.Sharding | None = None
+def compact_apply(
+    model: models.Model, sparse_steps: SparseSteps | None
+) -> ApplyFn:
+  """Returns the model of steps on compact states.
+
+  Args:
+    model: The model, with the reference lowering.
+    sparse_steps: The model with kernels; `None`: there are none.
+  """
+  # Kernels at any sparsity: other products would first unpack all weights.
+  return sparse_steps.apply_fn if sparse_steps else model.apply
+
+
+def convert(
+    state: TrainState, storage: str, shardings: Any = None
 ) -> TrainState:
-  """Packs a dense state; copies its masks to the host.
+  """Converts a state to a storage, bit for bit.
 
   Args:
-    state: The dense state.
-    sharding: Sharding of all arrays of the compact state; `None`: chosen by
-      jit.
+    state: The state, dense or compact. Of a dense state that is packed, the
+      masks are copied to the host.
+    storage: `'dense'` or `'compact'`.
+    shardings: Shardings of the converted state; `None`: chosen by jit.
 
   Returns:
-    The compact state.
+    The state, unchanged if it is stored so already.
   """
-  sizes = kept_sizes(sparsity.get_mask(state.opt_state))
-  pack = functools.partial(pack_state, sizes=sizes)
-  return _convert(pack, state, sharding)
+  if is_compact(state) == (storage == 'compact'):
+    return state
+  function: Any = unpack_state
+  if storage == 'compact':
+    sizes = kept_sizes(sparsity.get_mask(state.opt_state))
+    function = functools.partial(pack_state, sizes=sizes)
 
-
-def to_dense(state: TrainState, shardings: Any) -> TrainState:
-  """Unpacks a compact state, bit for bit.
-
-  Args:
-    state: The compact state.
-    shardings: Shardings of the dense state.
-
-  Returns:
-    The dense state.
-  """
-  return _convert(unpack_state, state, shardings)
-
-
-def _convert(function: Any, state: TrainState, shardings: Any) -> TrainState:
-  def convert(state):
+  def converted(state):
     params, opt_state = function(state.params, state.opt_state)
     return dataclasses.replace(state, params=params, opt_state=opt_state)
 
-  return jax.jit(convert, out_shardings=shardings)(state)
+  return jax.jit(converted, out_shardings=shardings)(state)

@@ -1,0 +1,55 @@
+"""Commands refuse flags in one sentence, before anything is written."""
+
+import pytest
+
+from tests import command
+from tests.quickstart_runs import ROOT
+
+CONFIG = f'{ROOT}/configs/quickstart.py'
+
+
+@pytest.mark.parametrize('words, message', [
+    ('benchmark --suite=trainstep',
+     "suite 'trainstep' is unknown; did you mean 'train_step'"),
+    ('convert --model=none', 'give --to or --to_hf.'),
+    ('convert --model=none --to=a --to_hf=b', 'give --to or --to_hf.'),
+    ('convert --model=none --to=a',
+     "model is 'none', which is no Hugging Face directory, as --to needs"),
+    ('convert --model=none --to_hf=a', "'none' names no checkpoint: "),
+    ('convert --model=a --to=b --vocab_size=9',
+     'vocab_size is given, which needs --to_hf; add it, or leave'),
+    ('convert --model=a --to_hf=b --scan_layers',
+     'scan_layers is given, which needs --to; add it, or leave'),
+    ('convert --model=a --to_hf=b --allow_non_finite',
+     "allow_non_finite is given, and model is 'a', a run; leave"),
+    ('convert --model=none --to_hf=a --format=compact --check',
+     "format is 'compact', which transformers cannot read; leave --check"),
+    ('evaluate --hf=a --tasks=validation --output=b',
+     'give a name that ends in .json'),
+    ('flops', 'give --table or --config'),
+    ('flops --table=variabel',
+     "table 'variabel' is unknown; did you mean 'var"),
+    ('flops --table=spdf --trace', '--trace needs --config'),
+    ('flops --config=CONFIG --output=a', '--output needs --table'),
+    ('plan --model=gpt3-xl --tokens=nan --flops=1e20',
+     'tokens is nan; give the number of tokens'),
+    ('prepare --tokenizer=bytes', 'give --input'),
+    ('prepare --task=e2f --input=a', "task 'e2f' is unknown; did you mean"),
+    ('prepare --input=nowhere --tokenizer=bytes --output=a',
+     "input='nowhere' does not exist"),
+    ('prepare --input=a --tokenizer=bytes --output=b --dry_run', 'for --task'),
+    ('rates --study=coordinates --output=a', 'give --config with --study=coor'),
+    ('rates --study=densities --output=a --config=CONFIG',
+     'give --config with --study=coor'),
+    ('sweep --config=CONFIG --workdir=a --grid=seed=1,2 --index=1 '
+     '--executor=ray',
+     'omit --executor'),
+])
+def test_flags_are_refused_in_one_sentence_and_nothing_is_written(
+    words, message, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  done = command.run(*words.replace('CONFIG', CONFIG).split())
+  assert done.status == 1 and not done.output
+  assert len(done.log.splitlines()) == 1 and message in done.log
+  assert not list(tmp_path.iterdir())
