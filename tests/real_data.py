@@ -17,6 +17,17 @@ def data_path(*parts):
   return path
 
 
+def clone_path(name, *parts):
+  """Returns a path in the clone `name` below `SPDF_CLONES`, or skips."""
+  root = os.environ.get('SPDF_CLONES')
+  if not root:
+    pytest.skip('SPDF_CLONES names no folder of clones of other repositories')
+  path = pathlib.Path(root, name, *parts)
+  if not path.exists():
+    pytest.skip(f'{path} is not in SPDF_CLONES')
+  return path
+
+
 def meteor_jar():
   """Returns the path in `METEOR_JAR`, or skips the test with the reason."""
   from experiments.scores.metrics import why_no_meteor

@@ -87,7 +87,7 @@ def measure_model(
 def hidden_matrices(path: str, leaf: Any) -> Any:
   """Selects the hidden matrices of all models."""
   names = path.split('/')
-  if leaf.ndim < 2 or 'bias' in names or 'embed' in names:
+  if leaf.ndim < 2 or {'bias', 'embed', 'embedding'} & {*names}:
     return False
   if names[0] == 'blocks':
     return spdf.where.stacked(spdf.where.per_head)(path, leaf)

@@ -65,7 +65,7 @@ class Value(NamedTuple):
     if self.masks is None:
       return self.array
     if self.is_listed:
-      return lists.dense_matrix(self.array)
+      return lists.dense_parameter(self.array)
     return primitives.kept_weights(
         self.array, self.masks.product, self.masks.gradient
     )
@@ -290,20 +290,30 @@ def _multiply(evaluation, eqn, values, dimension_numbers, dtype):
 
 
 def _listed_product(evaluation, eqn, values):
-  """Multiplies by `listed_matmul`, if the matrix is as its lists are."""
+  """Multiplies by `listed_matmul`, if the product sums over all inputs."""
   contracted, batches = eqn.params['dimension_numbers']
-  x, w = values
-  if not w.is_listed or len(w.array.shape) != 2 or (
-      (list(contracted[1]), list(batches[1])) != ([0], [])
+  side = int(values[1].is_listed)
+  x, w = values[1 - side].masked(), values[side].array
+  inputs, outputs, outputs_first = w.axes
+  first = len(outputs) if outputs_first else 0
+  pairs = sorted(zip(contracted[side], contracted[1 - side]))
+  summed = [axis for _, axis in pairs]
+  if len(w.shape) != 2 or any(batches) or (
+      [axis for axis, _ in pairs] != [*range(first, first + len(inputs))]
   ):
-    return 'a product with another axis of a listed matrix'
-  array = jnp.moveaxis(x.masked(), contracted[0][0], -1)
+    return 'a product with other axes of a listed matrix'
+  x = jnp.moveaxis(x, summed, range(-len(summed), 0))
+  tokens = x.shape[:-len(summed)]
   lowering = evaluation.lowering
   lowering = lowerings.NATIVE if lowering == auto.AUTO else lowering
-  y = lists.listed_matmul(array, w.array, lowering=lowering)
+  y = lists.listed_matmul(
+      x.reshape(*tokens, w.inputs), w, lowering=lowering
+  ).reshape(*tokens, *outputs)
+  if not side:
+    y = jnp.moveaxis(y, range(len(tokens)), range(-len(tokens), 0))
   evaluation.note(
-      eqn, [w], product=' × '.join(map(str, w.array.shape)),
-      tokens=array.size // w.array.inputs, kernels=f'lists, {lowering}',
+      eqn, [values[side]], product=' × '.join(map(str, w.shape)),
+      tokens=math.prod(tokens), kernels=f'lists, {lowering}',
   )
   return [Value(y.astype(eqn.outvars[0].aval.dtype))]
 

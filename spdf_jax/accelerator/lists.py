@@ -10,7 +10,8 @@ they are for the few tokens of generation, and the product has no gradients.
 from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import jax
 from jax.interpreters import batching
@@ -18,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax import lowerings
+from spdf_jax.sparsity import selection
+from spdf_jax.sparsity import trees
 
 PyTree = Any
 
@@ -27,6 +30,19 @@ DTYPES = ('float32', 'bfloat16')
 _PADDING = 8  # The kernels read by eights, also after the last entry.
 _MOST_INPUTS = 2**16
 _MOST_KEPT = 2**31 - 1
+
+
+class Layout(NamedTuple):
+  """The axes of a parameter that is a matrix, after those of a stack."""
+
+  inputs: tuple[int, ...]
+  """Sizes of the axes of the inputs."""
+
+  outputs: tuple[int, ...]
+  """Sizes of the axes of the outputs, such as heads and their size."""
+
+  outputs_first: bool
+  """Whether the axes of the outputs precede those of the inputs."""
 
 
 @jax.tree_util.register_dataclass
@@ -41,6 +57,7 @@ class ListedMatrix:
     starts: First value of every output, and the number of kept weights, int32
       [outputs + 1].
     inputs: Number of inputs.
+    layout: Layout of the parameter; `None`: [..., inputs, outputs].
 
   Example:
     >>> w = np.array([[3., 0., 4.], [0., 0., 5.]], np.float32)
@@ -55,12 +72,31 @@ class ListedMatrix:
   indices: jax.Array | np.ndarray
   starts: jax.Array | np.ndarray
   inputs: int = dataclasses.field(metadata={'static': True})
+  layout: Layout | None = dataclasses.field(
+      default=None, metadata={'static': True}
+  )
 
   @property
   def shape(self) -> tuple[int, ...]:
     """Shape of the matrix, after the axes of a stack."""
-    outputs = self.starts.shape[-1] - 1
-    return (*self.starts.shape[:-1], self.inputs, outputs)
+    return (*self.starts.shape[:-1], self.inputs, self.outputs)
+
+  @property
+  def outputs(self) -> int:
+    """Number of outputs."""
+    return self.starts.shape[-1] - 1
+
+  @property
+  def axes(self) -> Layout:
+    """Layout of the parameter, also where it is [..., inputs, outputs]."""
+    return self.layout or Layout((self.inputs,), (self.outputs,), False)
+
+  @property
+  def parameter_shape(self) -> tuple[int, ...]:
+    """Shape of the parameter, after the axes of a stack."""
+    inputs, outputs, outputs_first = self.axes
+    sizes = outputs + inputs if outputs_first else inputs + outputs
+    return (*self.starts.shape[:-1], *sizes)
 
 
 def list_matrix(
@@ -200,7 +236,13 @@ def _stack(matrices: list[ListedMatrix]) -> ListedMatrix:
   )
 
 
-def list_params(params: PyTree, mask: PyTree, *, dtype: Any = None) -> PyTree:
+def list_params(
+    params: PyTree,
+    mask: PyTree,
+    *,
+    where: Any = None,
+    dtype: Any = None,
+) -> PyTree:
   """Converts sparsified matrices to lists of their kept weights.
 
   For inference: a `GPT` or `Llama` with the result as its parameters multiplies
@@ -212,6 +254,9 @@ def list_params(params: PyTree, mask: PyTree, *, dtype: Any = None) -> PyTree:
     params: Tree of parameters.
     mask: Mask of the structure of `params`, with `None` for dense leaves, as
       `get_mask` returns it.
+    where: Selection of the sparsified leaves and their axes, as `sparsify`
+      takes it, for parameters of other layouts than [..., inputs, outputs],
+      such as attention kernels with an axis of heads; `None`: there are none.
     dtype: Dtype of the values of kept weights, float32 or bfloat16; `None`:
       that of the parameters.
 
@@ -219,8 +264,8 @@ def list_params(params: PyTree, mask: PyTree, *, dtype: Any = None) -> PyTree:
     The parameters, with a `ListedMatrix` in place of every leaf with a mask.
 
   Raises:
-    ValueError: parameters and mask differ in structure or shapes, or
-      `list_matrix` does not support a matrix.
+    ValueError: parameters and mask differ in structure or shapes, axes of
+      inputs and outputs alternate, or `list_matrix` does not support a matrix.
     TypeError: a mask is not boolean, or the dtype is not supported.
 
   Example:
@@ -229,10 +274,47 @@ def list_params(params: PyTree, mask: PyTree, *, dtype: Any = None) -> PyTree:
     >>> type(listed['w']).__name__, type(listed['b']).__name__
     ('ListedMatrix', 'ndarray')
   """
-  return jax.tree.map(
-      lambda m, x: x if m is None else list_matrix(x, m, dtype=dtype),
-      mask, params, is_leaf=lambda m: m is None,
+  axes: dict[str, Any] = {}
+  if where is not None:
+    axes = dict(zip(trees.by_name(params), selection.select(where, params)))
+
+  def convert(path, m, w):
+    if m is None:
+      return w
+    name = trees.path_name(path)
+    if axes.get(name) is None or m.shape != w.shape:
+      return list_matrix(w, m, dtype=dtype)  # It refuses unequal shapes.
+    return _list_parameter(name, w, m, axes[name], dtype)
+
+  return jax.tree_util.tree_map_with_path(
+      convert, mask, params, is_leaf=lambda m: m is None
   )
+
+
+def _list_parameter(name, w, mask, axes, dtype):
+  """Converts a parameter whose inputs and outputs are those of `axes`."""
+  inputs, outputs = axes.reduction, axes.output
+  stack = tuple(i for i in range(w.ndim) if i not in inputs + outputs)
+  outputs_first = outputs < inputs
+  ordered = outputs + inputs if outputs_first else inputs + outputs
+  if stack + ordered != tuple(range(w.ndim)):
+    raise ValueError(
+        f'where gives {name!r} of shape {list(w.shape)} the axes '
+        f'{list(inputs)} of inputs and {list(outputs)} of outputs, which lists '
+        'cannot represent; give it the mask None, or an order of axes in which '
+        'those of a stack are first and the inputs are adjacent.'
+    )
+  sizes_of = lambda part: tuple(w.shape[i] for i in part)
+  layout = Layout(sizes_of(inputs), sizes_of(outputs), outputs_first)
+  sizes = [math.prod(layout.inputs), math.prod(layout.outputs)]
+
+  def matrix(a):
+    rows, columns = sizes[::-1] if outputs_first else sizes
+    a = np.asarray(a).reshape(*a.shape[:len(stack)], rows, columns)
+    return a.swapaxes(-1, -2) if outputs_first else a
+
+  listed = list_matrix(matrix(w), matrix(mask), dtype=dtype)
+  return dataclasses.replace(listed, layout=layout)
 
 
 def listed_matmul(
@@ -297,6 +379,22 @@ def dense_matrix(matrix: ListedMatrix) -> jax.Array:
   return jnp.zeros(matrix.shape, values.dtype).at[
       jnp.asarray(matrix.indices), columns
   ].set(values, mode='drop')
+
+
+def dense_parameter(matrix: ListedMatrix) -> jax.Array:
+  """Returns the dense matrix, or a stack of them, in the parameter's shape.
+
+  Example:
+    >>> w = np.eye(2, 6, dtype=np.float32).reshape(2, 3, 2)
+    >>> listed = list_params({'query': w}, {'query': w != 0},
+    ...                      where={'query': selection.MatrixAxes(0, (1, 2))})
+    >>> bool((dense_parameter(listed['query']) == w).all())
+    True
+  """
+  w = dense_matrix(matrix)
+  if matrix.axes.outputs_first:
+    w = w.swapaxes(-1, -2)
+  return w.reshape(matrix.parameter_shape)
 
 
 def _reference(x, values, indices, starts):

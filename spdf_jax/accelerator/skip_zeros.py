@@ -203,7 +203,7 @@ def _call(f, argnums, evaluation, args, kwargs, mask, grad_mask):
     return out
 
   closed, shapes = jax.make_jaxpr(of_weights, return_shape=True)([
-      jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].values.dtype)
+      jax.ShapeDtypeStruct(leaves[i].parameter_shape, leaves[i].values.dtype)
       if _is_listed(leaves[i]) else leaves[i] for i in followed
   ])
   chosen = tuple(names[i] for i in followed)

@@ -84,6 +84,8 @@ def uses_kernels(sparsity, side=1, dtype='float32'):
     ('AuthenticAMD', 'avx512', 'float32', 0.3),
     ('AuthenticAMD', 'avx512bf16', 'bfloat16', 0.45),
     ('AuthenticAMD', 'avx2', 'float32', 0.5),
+    ('AuthenticAMD from Zen 5 on', 'avx512', 'float32', 0.3),
+    ('AuthenticAMD from Zen 5 on', 'avx512bf16', 'bfloat16', 0.6),
 ])
 def test_kernels_are_used_above_the_crossover(
     on_processor, vendor, kernels, dtype, least

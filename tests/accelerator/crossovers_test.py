@@ -48,6 +48,11 @@ def test_with_amx_bfloat16_kernels_are_used_for_almost_no_weights_only(
   assert training.sparse_steps('auto', model, tokens=1024).crossover == 0.45
 
 
+def test_half_of_the_weights_stay_dense_in_bfloat16_from_zen_5_on(on_processor):
+  on_processor('AuthenticAMD from Zen 5 on', 'avx512bf16')
+  assert 0.5 < crossovers.known_crossover('bfloat16') < 0.75
+
+
 def test_steps_with_masks_of_blocks_have_their_own_crossover(
     on_processor, monkeypatch
 ):
@@ -258,12 +263,21 @@ def test_a_measurement_here_ends_in_a_usable_number():
   assert 0 < limit <= crossovers.NEVER
 
 
-def test_processors_are_named_by_vendor_and_tiles(monkeypatch):
-  lines = 'vendor_id\t: GenuineIntel\nflags\t: avx512_bf16 amx_bf16\n'
+@pytest.mark.parametrize('lines, wanted', [
+    ('vendor_id\t: GenuineIntel\nflags\t: avx512_bf16 amx_bf16\n',
+     'GenuineIntel with AMX'),
+    ('vendor_id\t: GenuineIntel\ncpu family\t: 26\n', 'GenuineIntel'),
+    ('vendor_id\t: AuthenticAMD\ncpu family\t: 25\n', 'AuthenticAMD'),
+    ('vendor_id\t: AuthenticAMD\ncpu family\t: 26\n',
+     'AuthenticAMD from Zen 5 on'),
+    ('vendor_id\t: AuthenticAMD\n', 'AuthenticAMD'),
+    ('', 'unknown'),
+])
+def test_processors_are_named_by_vendor_and_what_decides_speed(
+    monkeypatch, lines, wanted
+):
   monkeypatch.setattr(processor, 'cpuinfo', lambda: lines)
-  assert processor.vendor() == 'GenuineIntel with AMX'
-  monkeypatch.setattr(processor, 'cpuinfo', lambda: '')
-  assert processor.vendor() == 'unknown'
+  assert processor.vendor() == wanted
 
 
 def test_blocks_are_for_gpus_and_tpus(monkeypatch):

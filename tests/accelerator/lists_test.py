@@ -21,6 +21,7 @@ from spdf_jax.accelerator import lists
 from spdf_jax.accelerator import native
 from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import generate
+from spdf_jax.sparsity import MatrixAxes
 from tests.sparse_params import make_sparse_params
 
 needs_kernels = pytest.mark.skipif(
@@ -188,6 +189,13 @@ def test_what_does_not_fit_is_refused(error, call, message):
   w = np.eye(4, 6, dtype=np.float32)
   with pytest.raises(error, match=message):
     call(w, w != 0)
+
+
+def test_axes_that_alternate_are_refused():
+  w = np.ones((2, 3, 4), np.float32)
+  where = {'w': MatrixAxes(1, (0, 2))}
+  with pytest.raises(ValueError, match=r"'w' of shape \[2, 3, 4\] .* cannot"):
+    list_params({'w': w}, {'w': w > 0}, where=where)
 
 
 SIZES = dict(

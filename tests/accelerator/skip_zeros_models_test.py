@@ -15,9 +15,8 @@ import pytest
 from experiments.benchmarks import other_gpts
 from experiments.benchmarks import skip_zeros as suite
 import spdf_jax as spdf
-from spdf_jax import models
 from spdf_jax.accelerator import explain
-from spdf_jax.accelerator import native
+from spdf_jax.accelerator import list_params
 from spdf_jax.accelerator import skip_zeros
 
 pytestmark = pytest.mark.ci
@@ -234,81 +233,10 @@ def test_gradients_in_micro_batches():
   )
 
 
-STEPS = 300
-
-
-@pytest.mark.parametrize('lowering', ['reference', 'native'])
-def test_rigl_in_a_loop_of_ones_own_has_the_masks_of_the_run(lowering):
-  if lowering == 'native' and not native.is_available():
-    pytest.skip('no native kernels here')
-  model = models.create_model(
-      'gpt-mini', vocab_size=32, n_layers=2, d_model=WIDTH, n_heads=2,
-      max_length=12,
-  )
-  tx = spdf.sparsify(
-      optax.adam(1e-3),
-      spdf.rigl(0.8, update_every=10, update_until=250),
-      where=models.sparsifiable, key=0,
-  )
-  params = model.init(jax.random.key(0), TOKENS)['params']
-  batch = lambda i: jax.random.randint(jax.random.key(i), (2, 12), 0, 32)
-
-  def run_loss(params, masks, tokens):
-    variables = {'params': params, 'masks': masks['mask'],
-                 'grad_masks': masks['grad_mask']}
-    return next_token_loss(model.apply(variables, tokens), tokens)
-
-  plain = lambda p, t: next_token_loss(model.apply({'params': p}, t), t)
-  fast = spdf.skip_zeros(plain, lowering=lowering)
-  traces = []
-
-  def own_loss(params, masks, tokens):
-    traces.append(None)
-    return fast(params, tokens, **masks)
-
-  def train(loss):
-    opt_state = tx.init(params)
-    kept = spdf.apply_mask(params, spdf.get_mask(opt_state))
-
-    @jax.jit
-    def step(params, opt_state, tokens):
-      masks = spdf.get_masks(opt_state)
-      grads = jax.grad(loss)(params, masks, tokens)
-      updates, opt_state = tx.update(grads, opt_state, params)
-      return optax.apply_updates(params, updates), opt_state
-
-    masks = []
-    for i in range(STEPS):
-      kept, opt_state = step(kept, opt_state, batch(i))
-      if i % 50 == 49:
-        spdf.check_zeros(kept, opt_state)
-        masks.append(jax.tree.map(np.asarray, spdf.get_mask(opt_state)))
-    return kept, masks
-
-  run, masks_of_run = train(run_loss)
-  own, own_masks = train(own_loss)
-  assert len(traces) == 1
-  changed = jax.tree.map(lambda one, other: (one != other).any(),
-                         masks_of_run[0], masks_of_run[-1])
-  assert all(jax.tree.leaves(changed))
-  count = lambda masks: [int(m.sum()) for m in jax.tree.leaves(masks)]
-  assert count(own_masks) == count(masks_of_run)
-  if lowering == 'reference':
-    jax.tree.map(np.testing.assert_array_equal, own_masks, masks_of_run)
-    jax.tree.map(
-        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-4),
-        own, run,
-    )
-
-
-@pytest.mark.parametrize('name', other_gpts.GPTS)
-def test_twenty_steps_of_other_gpts_have_the_losses_of_dense_ones(name):
-  sizes = other_gpts.Sizes(64, layers=2, vocabulary=32)
-  params, logits = other_gpts.GPTS[name](sizes)
+def check_twenty_steps(params, logits, where, vocabulary):
+  """Compares losses of 20 steps with dense ones; returns the explanation."""
   plain = lambda params, x: next_token_loss(logits(params, x), x)
-  tx = spdf.sparsify(
-      optax.adamw(1e-3), spdf.static(0.75), where=suite.hidden_matrices, key=0
-  )
+  tx = spdf.sparsify(optax.adamw(1e-3), spdf.static(0.75), where=where, key=0)
 
   def losses(loss):
     opt_state = tx.init(params)
@@ -323,7 +251,7 @@ def test_twenty_steps_of_other_gpts_have_the_losses_of_dense_ones(name):
 
     values = []
     for i in range(20):
-      tokens = jax.random.randint(jax.random.key(i), (2, 32), 0, 32)
+      tokens = jax.random.randint(jax.random.key(i), (2, 32), 0, vocabulary)
       kept, opt_state, value = step(kept, opt_state, tokens)
       values.append(float(value))
     spdf.check_zeros(kept, opt_state)
@@ -335,7 +263,31 @@ def test_twenty_steps_of_other_gpts_have_the_losses_of_dense_ones(name):
       losses(lambda p, x, masks: plain(p, x)), rtol=1e-4,
   )
   mask = jax.eval_shape(lambda p: spdf.get_mask(tx.init(p)), params)
-  table = explain(plain)(params, jnp.zeros((2, 32), int), mask=mask)
-  assert table.dense == {} or not native.is_available()
+  return explain(plain, lowering='native')(
+      params, jnp.zeros((2, 32), int), mask=mask
+  )
+
+
+@pytest.mark.parametrize('name', other_gpts.GPTS)
+def test_twenty_steps_of_other_gpts_have_the_losses_of_dense_ones(name):
+  sizes = other_gpts.Sizes(64, layers=2, vocabulary=32)
+  params, logits = other_gpts.GPTS[name](sizes)
+  table = check_twenty_steps(params, logits, suite.hidden_matrices, 32)
+  assert table.dense == {}
   hidden = {'Linen': 12, 'NNX': 12, 'Equinox': 12, 'plain JAX': 8}
   assert len(table.weights) == hidden.get(name, 6)
+
+
+@pytest.mark.parametrize('name', other_gpts.GPTS)
+def test_lists_of_other_gpts_multiply_whatever_the_axes_of_their_matrices(name):
+  sizes = other_gpts.Sizes(128, layers=2, vocabulary=32)  # Two heads.
+  params, logits = other_gpts.GPTS[name](sizes)
+  mask = masks_of(params, suite.hidden_matrices)
+  kept = spdf.apply_mask(params, mask)
+  listed = list_params(kept, mask, where=suite.hidden_matrices)
+  fast = skip_zeros(logits)
+  np.testing.assert_allclose(
+      jax.jit(fast)(listed, TOKENS), logits(kept, TOKENS), atol=1e-4
+  )
+  table = explain(logits)(listed, TOKENS)
+  assert table.dense == {} and len(table.reached) == len(jax.tree.leaves(mask))

@@ -22,6 +22,8 @@ README = 'README.md'
 MEASURED = 'experiments/guides/measured.md'
 PROFILES = 'experiments/guides/profiles.md'
 DECODE = 'experiments/results/decode/README.md'
+HOSTS = 'experiments/guides/hosts.md'
+SKIP_ZEROS = 'experiments/results/skip_zeros/README.md'
 
 ZEN5, ZEN4, ZEN3 = (f'matmul/zen{generation}.json' for generation in '543')
 INTEL = 'matmul/emerald-rapids.json'
@@ -257,6 +259,24 @@ def of_decoding(record, row, heading):
   return with_interval(source) if heading.endswith(' run') else [source]
 
 
+def of_skip_zeros(row, heading):
+  """Reads processor, dtype and width in both headings, by default 512."""
+  first, model = next(iter(row.items()))
+  label = f'{first}, {heading}'
+  chip = re.search(r'Zen \d', label)[0].lower().replace(' ', '')
+  width = re.search(r'width (\d+)', label)
+  case = (
+      f'{model}, d_model {width[1] if width else 512}, '
+      f'{"bfloat16" if "bfloat16" in label else "float32"}'
+  )
+  return [
+      Source(
+          f'skip_zeros/{chip}.json', case,
+          f'{zeros} zeros: dense step / skip_zeros, wall',
+      ) for zeros in ('50%', '75%', '90%')
+  ]
+
+
 TABLES = {
     (README, 'processor'): of_readme,
     (MEASURED, 'times faster than dense, at zeros of'): of_speedups,
@@ -269,6 +289,10 @@ TABLES = {
     (PROFILES, 'zeros'): functools.partial(of_profiles, PROFILES_INTEL),
     (DECODE, 'width 768, bfloat16 values'):
         functools.partial(of_decoding, DECODE_INTEL),
+    (HOSTS, 'model'): of_skip_zeros,
+    (SKIP_ZEROS, 'Zen 4, float32'): of_skip_zeros,
+    (SKIP_ZEROS, 'Zen 4, bfloat16'): of_skip_zeros,
+    (SKIP_ZEROS, 'Zen 5'): of_skip_zeros,
 } | {
     table: functools.partial(of_decoding, 'decode/decode.json')
     for table in (
@@ -297,7 +321,7 @@ def read_tables(page):
 
 PAGES = {
     (page, next(iter(rows[0]))): (rows, headings)
-    for page in (README, MEASURED, PROFILES, DECODE)
+    for page in (README, MEASURED, PROFILES, DECODE, HOSTS, SKIP_ZEROS)
     for rows, headings in read_tables(page)
 }
 

@@ -35,6 +35,7 @@ def report(params, opt_state):
 
 TUNIX = '''
 from flax import nnx
+from spdf_jax import accelerator
 from tunix.models.llama3 import model as llama
 from tunix.sft import peft_trainer
 model = llama.Llama3(
@@ -70,6 +71,43 @@ batch = peft_trainer.TrainingInput(
 axes = (jax.sharding.AxisType.Auto,) * 2
 with jax.make_mesh((1, 1), ('fsdp', 'tp'), axis_types=axes):
   trainer.train([batch] * 6)
+
+# The same model in a loop of one's own, with products that skip zeros.
+graph, params = nnx.split(model, nnx.Param)
+tx = spdf.sparsify(
+    optax.adamw(1e-3), spdf.static(0.75), where=spdf.where.per_head, key=0
+)
+def loss(params, x):
+  positions = jnp.broadcast_to(jnp.arange(16), x.shape)
+  causal = jnp.tril(jnp.ones((len(x), 16, 16), bool))
+  logits, _ = nnx.merge(graph, params)(x, positions, None, causal)
+  return optax.softmax_cross_entropy_with_integer_labels(
+      logits[:, :-1], x[:, 1:]
+  ).mean()
+def losses(loss):
+  opt_state = tx.init(params)
+  kept = spdf.apply_mask(params, spdf.get_mask(opt_state))
+  @jax.jit
+  def step(params, opt_state, x):
+    masks = spdf.get_masks(opt_state)
+    value, grads = jax.value_and_grad(loss)(params, x, masks)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, value
+  values = []
+  for i in range(20):
+    x = jax.random.randint(jax.random.key(i), (4, 16), 0, 256)
+    kept, opt_state, value = step(kept, opt_state, x)
+    values.append(value)
+  return np.array(values)
+fast = spdf.skip_zeros(loss, lowering='native')
+np.testing.assert_allclose(
+    losses(lambda params, x, masks: fast(params, x, **masks)),
+    losses(lambda params, x, masks: loss(params, x)), rtol=1e-4,
+)
+table = accelerator.explain(loss, lowering='native')(
+    params, jnp.asarray(tokens), mask=spdf.get_mask(tx.init(params))
+)
+assert table.dense == {} and len(table.reached) == 14, table
 report(nnx.state(model, nnx.Param), trainer.optimizer.opt_state)
 '''
 
