@@ -150,14 +150,14 @@ def adopt_token_file(
   """
   path, raw = Path(path), Path(raw)
   dtype = dtype_of(vocab_size)
-  digest, found_size, found_crc32 = hashlib.sha256(dtype.encode()), 0, 0
+  digest, actual_size, actual_crc32 = hashlib.sha256(dtype.encode()), 0, 0
   for chunk in _chunks(raw):
     digest.update(chunk)
-    found_size += len(chunk)
-    found_crc32 = zlib.crc32(chunk, found_crc32)
-  if (found_size, found_crc32) != (size, crc32):
+    actual_size += len(chunk)
+    actual_crc32 = zlib.crc32(chunk, actual_crc32)
+  if (actual_size, actual_crc32) != (size, crc32):
     raise ValueError(
-        f'{raw} holds {found_size} bytes with CRC-32 {found_crc32:08x}, and'
+        f'{raw} holds {actual_size} bytes with CRC-32 {actual_crc32:08x}, and'
         f' {size} with {crc32:08x} were written; another process changed it or'
         f' it is damaged: delete {path.parent} and prepare the corpus again.'
     )

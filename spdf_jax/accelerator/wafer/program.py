@@ -26,7 +26,7 @@ class MaskProfile:
     self._mask = np.asarray(mask, bool)
     self.nonzeros = int(self._mask.sum())
     self.sparsity = 1 - self.nonzeros / self._mask.size
-    self._found: dict[float, np.ndarray] = {}
+    self._per_window: dict[float, np.ndarray] = {}
 
   def transposed(self) -> 'MaskProfile':
     """Returns the profile of the transposed mask."""
@@ -52,11 +52,11 @@ class MaskProfile:
     if not self.nonzeros:
       return np.ones(np.shape(columns))
     starts = np.arange(0, outputs, max(int(window), 1))
-    if window not in self._found:
-      self._found[window] = np.add.reduceat(
+    if window not in self._per_window:
+      self._per_window[window] = np.add.reduceat(
           self._mask, starts, axis=1, dtype=np.int64
       )
-    per_window = self._found[window]
+    per_window = self._per_window[window]
 
     def count(number):
       number = int(np.clip(round(float(number)), 1, inputs))
