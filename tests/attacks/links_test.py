@@ -40,7 +40,7 @@ def writes(call):
     if name == 'savefig':
       return ast.unparse(call.args[0]) != 'temporary'
     if receiver == 'os' and name == 'open':
-      return 'O_CREAT' in ast.unparse(call)
+      return len(call.args) > 2 or 'O_CREAT' in ast.unparse(call)
   if name == 'open':  # Mode 'x' does not follow links.
     modes = [a.value for a in call.args if isinstance(a, ast.Constant)]
     return any(set(str(mode)) & set('wa+') for mode in modes)
