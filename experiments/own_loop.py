@@ -26,6 +26,7 @@ from experiments.launch import console
 import spdf_jax as spdf
 from spdf_jax import extras
 from spdf_jax.data import stdlib
+from spdf_jax.runs import style
 
 FLAGS = flags.FlagValues()
 _FOLDER = flags.DEFINE_string(
@@ -154,7 +155,7 @@ def run() -> str:
   axes.axvline(2 * len(losses) // 3, color='gray', linestyle=':')
   axes.set(xlabel='step', ylabel='training loss (nats per byte)',
            title=f'{_SPARSITY.value:.0%} zeros, from the dotted line on dense')
-  figure.savefig(folder / 'loss.png', dpi=150)
+  style.save(figure, folder / 'loss.png')
   return f'{folder / "loss.png"} is written'
 
 
