@@ -123,6 +123,7 @@ def test_a_run_continues_when_its_teacher_is_deleted(tmp_path):
   assert run.plan.ends['pretrain'] == 2 and run.plan.total_steps < planned
 
 
+@pytest.mark.ci
 def test_another_teacher_of_the_same_name_is_refused(tmp_path):
   write_model(tmp_path / 'teacher', TEACHER)
   config = make_config(
