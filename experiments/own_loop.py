@@ -6,10 +6,11 @@
 Trains a GPT on the bytes of a text, by default the sources of Python's standard
 library: with zeros in its hidden matrices for two thirds of the steps, then
 densely (Variable SPDF). The model and the loop know nothing of sparsity but
-five lines, marked below. A checkpoint is saved every 200 steps, from which the
+five lines, marked below. A checkpoint is saved every 50 steps, from which the
 same command continues, bit for bit; loss.png shows the loss of every step.
 """
 
+import json
 import pathlib
 import time
 from typing import Any
@@ -25,6 +26,7 @@ import orbax.checkpoint as ocp
 from experiments.launch import console
 import spdf_jax as spdf
 from spdf_jax import extras
+from spdf_jax import files
 from spdf_jax.data import stdlib
 from spdf_jax.runs import style
 
@@ -47,7 +49,7 @@ _SPARSITY = flags.DEFINE_float(
 _WIDTH = flags.DEFINE_integer(
     'width', 256, 'Width of the model, a multiple of 64.', 64, flag_values=FLAGS
 )
-BATCH, LENGTH, LAYERS, EVERY = 16, 128, 4, 200
+BATCH, LENGTH, LAYERS, EVERY = 16, 128, 4, 50
 
 
 class GPT(nn.Module):
@@ -122,6 +124,7 @@ def train(
     start = manager.latest_step() or 0
     state = jax.jit(init)()
     if start:
+      print(f'continuing from step {start}')
       state = manager.restore(start, args=ocp.args.StandardRestore(state))
     began = time.perf_counter()
     for i in range(start, steps):
@@ -146,6 +149,13 @@ def run() -> str:
     raise ValueError(f'text has {len(read)} bytes; give more than {LENGTH}.')
   folder = pathlib.Path(_FOLDER.value)
   folder.mkdir(parents=True, exist_ok=True)
+  given = {name: FLAGS[name].value for name in FLAGS if name != 'folder'}
+  record = folder / 'flags.json'
+  if record.exists() and json.loads(record.read_text()) != given:
+    raise ValueError(
+        f'{record} has other flags than {given}; give another --folder.'
+    )
+  files.write_atomically(record, json.dumps(given))
   losses = train(
       np.frombuffer(read, np.uint8), folder / 'checkpoints', _STEPS.value,
       _SPARSITY.value, _WIDTH.value,
