@@ -489,8 +489,9 @@ def test_draws_state_their_dtype():
 
 COMMANDS = [
     path for path in sorted((ROOT / 'experiments').glob('*.py'))
-    if 'console.start(main)' in path.read_text()
+    if 'console.start(main, FLAGS)' in path.read_text()
 ]
+assert len(COMMANDS) > 20
 
 
 @pytest.mark.parametrize('path', COMMANDS, ids=[p.stem for p in COMMANDS])

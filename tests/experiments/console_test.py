@@ -43,9 +43,11 @@ def texts():
 @pytest.mark.process
 def test_a_terminal_of_ascii_shows_a_text_with_replacements():
   script = (
+      'from absl import flags\n'
       'from experiments.launch import console\n'
       "call = lambda: ['na\\xefve \\xb1 1', 'the end']\n"
-      'console.start(lambda argv: console.run(argv, call))\n'
+      'main = lambda argv: console.run(argv, call)\n'
+      'console.start(main, flags.FlagValues())\n'
   )
   done = subprocess.run(
       [sys.executable, '-c', script], cwd=ROOT, capture_output=True,

@@ -68,7 +68,7 @@ def main(argv):
   print(json.dumps([below[::-1], calls]))
   return status
 
-console.start(main)
+console.start(main, train.FLAGS)
 '''
 
 
