@@ -307,7 +307,11 @@ def race(
   folder = pathlib.Path(workdir)
   folder.mkdir(parents=True, exist_ok=True)
   files.lock_folder(folder, 'workdir')  # Held until the process ends.
-  costs, record = _costs(folder, _identity(loaded, given, grid), loaded)
+  runs = {
+      name: training.Run.create(config) for name, config in loaded.items()
+  }
+  identity = _identity(loaded, runs, given, grid)
+  costs, record = _costs(folder, identity, loaded, runs)
   ready: dict[str, ml_collections.ConfigDict] = {}
   phases, lengths = {}, {}
   for name, config in loaded.items():
@@ -392,7 +396,8 @@ def check_spread(
 
 
 def _identity(
-    configs: Mapping[str, ml_collections.ConfigDict], budget: Budget,
+    configs: Mapping[str, ml_collections.ConfigDict],
+    runs: Mapping[str, training.Run], budget: Budget,
     grid: Mapping[str, Sequence[float]],
 ) -> dict[str, Any]:
   """Returns what must be equal for runs to belong to one race, as JSON."""
@@ -406,8 +411,7 @@ def _identity(
           for name, config in configs.items()
       },
       'data': {
-          name: training.Run.create(config).fingerprints
-          for name, config in configs.items()
+          name: run.fingerprints for name, run in runs.items()
       },
   }))
 
@@ -415,13 +419,15 @@ def _identity(
 def _costs(
     folder: pathlib.Path, identity: Mapping[str, Any],
     configs: Mapping[str, ml_collections.ConfigDict],
+    runs: Mapping[str, training.Run],
 ) -> tuple[dict[str, list[PhaseCost]], dict[str, Any]]:
   """Returns steps and costs of the phases of unscaled configs, measured once.
 
   Args:
     folder: Folder of the race.
-    identity: What must be equal for runs to belong to the race.
-    configs: The configs, by name.
+    identity: Values that are equal for all runs of a race, see `_identity`.
+    configs: The unscaled configs, by name.
+    runs: Their runs.
 
   Returns:
     The phases by config, and the record of the race, which has them and the
@@ -444,15 +450,14 @@ def _costs(
     )
   costs: dict[str, list[PhaseCost]] = {}
   timed = []
-  for name, config in configs.items():
-    run = training.Run.create(config)
+  for name, run in runs.items():
     described = plan_costs.describe_plan(run, name)['phases']
     costs[name] = [
         PhaseCost(phase['steps'], phase['flops_per_step'])
         for phase in described
     ]
     timed += [(name, i) for i in range(len(described))]
-  if identity['budget'][1] == 'seconds':
+  if Budget(*identity['budget']).unit == 'seconds':
     steppers = [
         _Stepper(configs[name], configs[name].phases.order[i])
         for name, i in timed

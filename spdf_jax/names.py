@@ -56,7 +56,7 @@ def received(place: str, fix: str) -> Iterator[None]:
 
   Args:
     place: Description of the file, for the error message.
-    fix: How to have the code run, for the error message.
+    fix: What a user does to run the code, for the error message.
 
   Example:
     >>> with received("config of workdir 'a'", 'name it in your own config'):

@@ -82,7 +82,8 @@ def opened(resources: Resources | None) -> Iterator['RayExecutor | None']:
   """Opens an executor of runs; `None` for this machine.
 
   Args:
-    resources: What Ray reserves for each run; `None`: this machine.
+    resources: Resources that Ray reserves for each run; `None`: the runs are
+      processes of this machine.
 
   Raises:
     ImportError: Ray is not installed.

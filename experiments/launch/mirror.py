@@ -41,10 +41,7 @@ _MANIFESTS = 'manifests'
 _MANIFEST = re.compile(r'([0-9]{6}-[0-9a-f]+)\.([0-9]{6})\.json')
 _ID = '.mirror'  # File of the workdir with the id of its mirror.
 _PULLED = '.pulled'  # Folder of checkpoints that are not copied completely.
-
-
-NONE = '', 0
-"""Name of the manifest of a mirror that has none."""
+_NONE = '', 0  # Name of the manifest of a mirror that has none.
 
 
 class Superseded(ValueError):
@@ -98,8 +95,9 @@ def mirrored(workdir: str | os.PathLike[str], url: str) -> Iterator[None]:
   with extras.one_sentence(f'mirror {url!r} cannot be written', fix):
     copy = mirror.begin()
   mirror.check(copy)
-  with extras.one_sentence(f'mirror {url!r} cannot be read', fix):
+  with extras.one_sentence(f'mirror {url!r} cannot be copied', fix):
     mirror.pull(copy)
+    mirror.sweep()
   stop = threading.Event()
   thread = threading.Thread(target=mirror.update_until, args=(stop,))
   thread.start()
@@ -108,19 +106,19 @@ def mirrored(workdir: str | os.PathLike[str], url: str) -> Iterator[None]:
   finally:
     stop.set()
     thread.join()
-    mirror.refuse_successor()
     with extras.one_sentence(
         f'mirror {url!r} lacks the last files of the workdir', fix
     ):
-      mirror.push()
-      mirror.sweep()
+      superseded = mirror.finish()
+    if superseded is not None:
+      raise superseded
 
 
 class _Copy(NamedTuple):
   """A manifest of a mirror."""
 
   name: tuple[str, int]
-  """The writer and the number of the update; `NONE`: there is no manifest."""
+  """The writer and the number of the update; `('', 0)`: no manifest."""
 
   id: str
   """Id that a workdir and its mirror share; `''`: there is none yet."""
@@ -147,7 +145,7 @@ class Mirror:
     self._bucket = extras.require('etils.epath', 'prepare').Path(url)
     self._pushed: dict[str, tuple[int, int]] = {}
     self._by = f'process {os.getpid()} on {socket.gethostname()}'
-    self._copy = _Copy(NONE, '', '', {})
+    self._copy = _Copy(_NONE, '', '', {})
     self._failures = 0  # Updates since the last one that succeeded.
 
   def read(self) -> _Copy:
@@ -163,7 +161,7 @@ class Mirror:
       return _Copy(name, manifest['id'], manifest['by'], manifest['files'])
     if self._bucket.is_dir() and any(self._bucket.iterdir()):
       raise FileNotFoundError('it has files and no manifest')
-    return _Copy(NONE, '', '', {})
+    return _Copy(_NONE, '', '', {})
 
   def check(self, copy: _Copy) -> None:
     """Raises ValueError unless workdir and mirror are of one run."""
@@ -187,14 +185,14 @@ class Mirror:
     while True:
       before = self.read()
       (self._bucket / _MANIFESTS).mkdir(parents=True, exist_ok=True)
-      if self._copy.name == NONE:
+      if self._copy.name == _NONE:
         number = int(before.name[0].partition('-')[0] or 0) + 1
         writer = f'{number:06}-{uuid.uuid4().hex[:8]}'
         self._copy = before._replace(name=(writer, -1))
       self._write(before.id or uuid.uuid4().hex, before.files)
       # The writer before may have written once more.
       others = [n for n in self._names() if n[0] != self._copy.name[0]]
-      if max(others, default=NONE) <= before.name:
+      if max(others, default=_NONE) <= before.name:
         return self._copy
 
   def pull(self, copy: _Copy) -> None:
@@ -234,7 +232,7 @@ class Mirror:
     local = self._local_files()
     if not local:  # The run was refused before it wrote anything.
       return
-    self.refuse_successor()
+    self._refuse_successor()
     if local == self._pushed:
       return
     stored = {k: v for k, v in self._copy.files.items() if k in local}
@@ -250,14 +248,25 @@ class Mirror:
     files.write_atomically(self._workdir / _ID, before.id)
     self._write(before.id, stored)
     self._pushed = local
-    self.refuse_successor()
+    self._refuse_successor()
     self._delete(set(before.files.values()) - set(stored.values()))
 
   def sweep(self) -> None:
     """Deletes what the manifest of this writer does not list."""
-    self.refuse_successor()
+    # Objects of a successor that begins after the check are not among these.
+    objects = set(self._objects(self._bucket))
+    self._refuse_successor()
     listed = {*self._copy.files.values(), self._manifest_name(self._copy.name)}
-    self._delete(set(self._objects(self._bucket)) - listed)
+    self._delete(objects - listed)
+
+  def finish(self) -> Superseded | None:
+    """Copies the last files; returns the error if another process writes."""
+    try:
+      self.push()
+      self.sweep()
+    except Superseded as error:
+      return error
+    return None
 
   def update_until(self, stop: threading.Event) -> None:
     """Updates the mirror until `stop` is set, or another process writes it."""
@@ -288,9 +297,9 @@ class Mirror:
       self._manifest(self._copy.name).unlink(missing_ok=True)
     self._copy = copy
 
-  def refuse_successor(self) -> None:
+  def _refuse_successor(self) -> None:
     """Raises Superseded if another process has begun to write the mirror."""
-    if max(self._names(), default=NONE) > self._copy.name:
+    if max(self._names(), default=_NONE) > self._copy.name:
       raise Superseded(
           f'mirror {self._url!r} is written by {self.read().by}, which began '
           f'later, so that workdir {str(self._workdir)!r} is no longer copied; '

@@ -93,9 +93,11 @@ _SPENT = {
 _LONGER = '†'
 _NOTES = (
     'Validation losses of pre-training, in nats per token, after the tokens, '
-    'FLOPs or seconds that all these runs took, interpolated between '
-    'evaluations. Each is of one run: other seeds may differ by hundredths of '
-    'a nat, or by more where training is short, so compare means over seeds. '
+    'FLOPs or seconds that all runs with a loss there took, interpolated '
+    'between evaluations. Each is of one run: other seeds may differ by '
+    'hundredths of a nat, or by more where training is short, so compare means '
+    'over seeds. A run that continues another one by resume is counted without '
+    'the seconds of that one, and by init_from without all that it took. '
     'Seconds also depend on what else the machine does.'
 )
 _OF_LONGER = (

@@ -288,19 +288,20 @@ class Run:
   @property
   def fingerprints(self) -> dict[str, str]:
     """Fingerprints of the data, by source, the tokenizer and the teacher."""
-    prints = {
+    return {
         name: source.fingerprint
         for name, source in self.programs.sources.items()
-    }
-    prints['tokenizer'] = self.corpus.tokenizer.fingerprint
-    if self.config.loss.teacher is not None:
-      prints['teacher'] = self._teacher_fingerprint
-    return prints
+    } | {
+        'tokenizer': self.corpus.tokenizer.fingerprint
+    } | self._teacher_fingerprint
 
   @functools.cached_property
-  def _teacher_fingerprint(self) -> str:
-    # A run goes on when its teacher is deleted after the start.
-    return teacher.teacher_fingerprint(self.config.loss.teacher or '')
+  def _teacher_fingerprint(self) -> dict[str, str]:
+    # Read once, since a run goes on when its teacher is deleted meanwhile.
+    source = self.config.loss.teacher
+    if source is None:
+      return {}
+    return {'teacher': teacher.teacher_fingerprint(source)}
 
   @property
   def parameters(self) -> int:

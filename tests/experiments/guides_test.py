@@ -74,7 +74,7 @@ def test_there_are_the_guides_that_readme_lists():
   )
   assert sorted(set(linked)) == NAMES
   for guide in GUIDES:
-    assert 30 <= len(guide.read_text().splitlines()) <= 175, guide
+    assert 30 <= len(guide.read_text().splitlines()) <= 150, guide
 
 
 @pytest.mark.ci

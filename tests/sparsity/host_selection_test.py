@@ -35,7 +35,7 @@ from spdf_jax.sparsity.trees import path_name
 
 GUIDE = pathlib.Path(__file__).parents[2] / 'experiments/guides/hosts.md'
 TREES = pathlib.Path(__file__).with_name('host_trees.json')
-# Shape and kind of every leaf, by path. Braces in a path stand for two layers.
+# Shape and kind of every leaf, by path. Braces in a path denote two layers.
 # The kind of a hidden matrix has a letter per axis: `i` for inputs, `o` for
 # outputs, `l` for layers that are independent of each other. Norms and biases
 # are vectors; heads, routers, embeddings, adapters and stems stay dense.

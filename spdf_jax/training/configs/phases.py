@@ -187,8 +187,8 @@ class Phase:
           f'phase {self.name!r} has weight_decay {self.weight_decay}; it must '
           'not be negative.'
       )
-    # Functions of the user are not imported before there is a plan, since
-    # reading the config.json of a run must not execute code named in it.
+    # Functions of the user are imported when there is a plan: the config of a
+    # run is read without them, see `names.received`.
     if self.steps is not None or not self.user_functions:
       resolved = self.resolved_algorithm(self.steps)
       self._read_algorithm(lambda _: create_algorithm(resolved))
