@@ -22,7 +22,7 @@ from spdf_jax import lowerings
 from spdf_jax.accelerator import auto
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import jaxprs
-from spdf_jax.accelerator import lists
+from spdf_jax.accelerator import listed_matrix
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.explanation import Use
 
@@ -58,14 +58,14 @@ class Value(NamedTuple):
   @property
   def is_listed(self) -> bool:
     """Whether the array is a `ListedMatrix`."""
-    return isinstance(self.array, lists.ListedMatrix)
+    return isinstance(self.array, listed_matrix.ListedMatrix)
 
   def masked(self) -> Any:
     """Returns the array, with zeros in place of pruned weights."""
     if self.masks is None:
       return self.array
     if self.is_listed:
-      return lists.dense_parameter(self.array)
+      return listed_matrix.dense_parameter(self.array)
     return primitives.kept_weights(
         self.array, self.masks.product, self.masks.gradient
     )
@@ -306,7 +306,7 @@ def _listed_product(evaluation, eqn, values):
   tokens = x.shape[:-len(summed)]
   lowering = evaluation.lowering
   lowering = lowerings.NATIVE if lowering == auto.AUTO else lowering
-  y = lists.listed_matmul(
+  y = listed_matrix.listed_matmul(
       x.reshape(*tokens, w.inputs), w, lowering=lowering
   ).reshape(*tokens, *outputs)
   if not side:
