@@ -139,7 +139,7 @@ class Scale:
   micro_batches: int = 1
   epochs: int = 1
   demonstration: bool = False
-  protocol: str = 'PROTOCOL.md'
+  protocol: str = 'claims-fair/PROTOCOL.md'
   tuning_seeds: tuple[int, ...] = (0,)
   repeat_every: int = 0
   tune_length: int | None = None

@@ -147,7 +147,7 @@ CONTEXT_64 = dataclasses.replace(
     },
     domains={'wikitext': 'wikitext2/wiki.valid.tokens'},
     batches=24,
-    protocol='PROTOCOL-8.md',
+    protocol='claims-context-64/PROTOCOL-8.md',
     tuning_seeds=(101, 102, 103),
     repeat_every=6,
 )

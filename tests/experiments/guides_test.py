@@ -154,3 +154,18 @@ def test_what_a_guide_points_to_is_there(guide):
     assert (ROOT / path).exists(), path
   for name in re.findall(r'`(\w+)\.md`', text):
     assert name in NAMES or name == 'report', name
+
+
+def test_links_between_pages_lead_to_files():
+  pages = [
+      path for path in ROOT.rglob('*.md')
+      if not {'.venv', 'build', 'site', 'runs'} & set(path.relative_to(ROOT).parts)
+  ]
+  broken = []
+  for page in pages:
+    text = re.sub(r'```.*?```', '', page.read_text(), flags=re.S)
+    for link in re.findall(r'\]\(([^)#\s]+)', text):
+      if '://' not in link and not (page.parent / link).exists():
+        broken.append(f'{page.relative_to(ROOT)}: {link}')
+  assert len(pages) > 50
+  assert broken == []

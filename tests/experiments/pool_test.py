@@ -3,6 +3,8 @@
 import concurrent.futures
 import dataclasses
 import math
+import re
+import subprocess
 import sys
 import threading
 import time
@@ -362,6 +364,35 @@ def test_committed_runs_can_be_reported_and_continued(name):
   recorded = results['identity']
   identity = pool_identity.identify(SCALES[name], recorded['data'])
   assert pool_identity.differences(identity, recorded) == []
+
+
+def test_a_protocol_that_is_moved_keeps_its_commit(tmp_path, monkeypatch):
+  monkeypatch.setattr(pool_identity, 'RESULTS', tmp_path)
+  git = lambda *words: subprocess.run(
+      ['git', '-c', 'user.name=a', '-c', 'user.email=b', *words],
+      cwd=tmp_path, check=True, capture_output=True, text=True,
+  ).stdout.strip()
+  git('init')
+  (tmp_path / 'PROTOCOL.md').write_text('Claims hold if they do.\n')
+  git('add', '.')
+  git('commit', '-m', 'Register')
+  registered = git('rev-parse', 'HEAD')
+  (tmp_path / 'claims').mkdir()
+  git('mv', 'PROTOCOL.md', 'claims/PROTOCOL.md')
+  git('commit', '-m', 'Move')
+  assert pool_identity.protocol_commit('claims/PROTOCOL.md') == registered
+
+
+def test_a_folder_of_claims_has_the_protocol_that_judges_it():
+  folders = [path.parent for path in RESULTS.glob('claims-*/results.json')]
+  assert len(folders) > 5
+  for folder in folders:
+    linked = re.findall(r'\]\((PROTOCOL[-\w]*\.md)\)', (
+        folder / 'README.md'
+    ).read_text())
+    assert linked, folder
+  for scale in SCALES.values():
+    assert (RESULTS / scale.protocol).exists()
 
 
 @pytest.mark.slow
