@@ -98,9 +98,9 @@ def plot(rows: Sequence[measuring.Row]) -> Any:
       ax.plot(zeros[1:], values[1:], markersize=4, **look)
       ax.plot(
           zeros[0], values[0], look['marker'], color=look['color'],
-          label=case.split(', ')[0], markersize=4,
+          label=case.split(', ')[0].replace('d_model', 'width'), markersize=4,
       )
-    ax.axhline(LEAST, color='#888888', linewidth=0.8)
+    ax.axhline(1, color=style.GREY, linewidth=0.8)
     ax.set(yscale='log')
     ax.set_yticks([1, 1.5, 2, 3, 4], ['1', '1.5', '2', '3', '4'])
     ax.minorticks_off()
@@ -109,6 +109,6 @@ def plot(rows: Sequence[measuring.Row]) -> Any:
   for ax in panels[-2:]:
     ax.set_xlabel('Zeros (%)')
   for ax in panels[::2]:
-    ax.set_ylabel('Dense step / auto')
+    ax.set_ylabel('Dense step time / auto step time')
   panels[0].legend(frameon=False, fontsize=8)
   return figure
