@@ -53,7 +53,8 @@ def plot_coordinates(rows: list[dict[str, Any]]) -> Any:
     ax.set_yticks([1 / 16, 1 / 4, 1, 4, 16], ['1/16', '1/4', '1', '4', '16'])
     style.polish(ax)
     ax.set_title(
-        f'{NAMES.get(name, name)}, step {step}', loc='left', fontweight='bold', fontsize=9
+        f'{NAMES.get(name, name)}, step {step}', loc='left',
+        fontweight='bold', fontsize=9,
     )
   for ax in panels[-1]:
     ax.set_xlabel('Width')

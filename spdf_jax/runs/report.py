@@ -43,8 +43,8 @@ _CURVES = (
     'Validation loss over the training FLOPs of pre-training. Learning rates '
     'fall over a whole schedule, so only the end of a curve is the loss of a '
     'finished run; before it, the run is in the middle of its schedule. Dotted '
-    'lines extend final losses to compare them. The lower panel has the planned '
-    'zeros of sparsified matrices.'
+    'lines extend final losses to compare them. The lower panel has the '
+    'planned zeros of sparsified matrices.'
 )
 _MASKS = (
     'Measured sparsity is that of the sparsified weights at the end of each '

@@ -329,7 +329,8 @@ def test_unfinished_and_lost_runs_are_named(tmp_path):
 
 
 def test_the_miniature_table_is_what_its_records_give(tmp_path, monkeypatch):
-  folder = pathlib.Path(__file__).parents[2] / 'experiments/results/spdf-miniature'
+  experiments = pathlib.Path(__file__).parents[2] / 'experiments'
+  folder = experiments / 'results' / 'spdf-miniature'
   shutil.unpack_archive(folder / 'records.zip', tmp_path / 'records')
   monkeypatch.chdir(tmp_path)
   runs = ['records/sweeps/', 'records/runs/']

@@ -76,7 +76,7 @@ def test_the_figure_has_a_panel_for_each_parameterization_and_step():
   line = figure.axes[0].lines[0]
   assert line.get_ydata().tolist() == [1.0, 2.0]
   assert next(coordinates.describe(many)) == (
-      'Standard, step 1: changes are 1.00 to 2.00 of those at the base'
+      'standard, step 1: changes are 1.00 to 2.00 of those at the base'
   )
 
 
