@@ -310,8 +310,8 @@ TABLES = {
 } | {
     table: functools.partial(of_decoding, 'decode/decode.json')
     for table in (
-        (MEASURED, 'one step of generation'), (DECODE, 'width 768'), (DECODE, 'width 2048'),
-        (DECODE, 'bfloat16 values'),
+        (MEASURED, 'one step of generation'), (DECODE, 'width 768'),
+        (DECODE, 'width 2048'), (DECODE, 'bfloat16 values'),
     )
 }
 
