@@ -126,7 +126,7 @@ def _inherited(
     ):
       fields[name] = _inherited(default, value)
     elif name not in given:
-      # As get_oneway_ref, whose references cannot be pickled.
+      # Like get_oneway_ref, whose references cannot be pickled.
       fields[name] = FieldReference(defaults.get_ref(name))
   return fields
 

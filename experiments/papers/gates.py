@@ -102,7 +102,8 @@ def check(
   seeds = {entry.arm: len(entry.judging_seeds) for entry in entries}
   measured = {
       arm: outcomes for arm, outcomes in measured.items()
-      if len(outcomes) == seeds[arm]  # Gates are not judged by a part of them.
+      # An arm counts once all its runs have finished.
+      if len(outcomes) == seeds[arm]
   }
   gates = []
   sizes = _sizes(scale, claims)

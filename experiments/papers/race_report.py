@@ -69,7 +69,7 @@ def write_report(
         difference += f' ({paired.low:+.4f} to {paired.high:+.4f})'
     rate = chosen[arm].get('rate')
     longest = max(runs, key=lambda outcome: outcome['steps'])
-    steps = longest['steps']  # A run that diverged has fewer.
+    steps = longest['steps']  # A run that diverged has fewer steps.
     rows.append([
         arm.folder, markdown.MISSING if rate is None else f'{rate:g}',
         str(len(losses)),

@@ -120,7 +120,7 @@ def choose_splits(
       [file for file in files if file not in named], read
   ))
   below_validation = _reach(places, 0.0, validation)
-  if test and len(places) > 1:  # Not all are for validation.
+  if test and len(places) > 1:  # Leaves one document to test on.
     below_validation = min(below_validation, places[-1])
   below_test = _reach(places, below_validation, below_validation + test)
   return Splits(named, below_validation, below_test)

@@ -15,7 +15,7 @@ from spdf_jax import names
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import Source
 
-_ROUNDS = 6  # Of a Feistel network.
+_ROUNDS = 6  # Rounds of a Feistel network.
 
 
 class BatchAt(Protocol):

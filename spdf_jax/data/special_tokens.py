@@ -195,7 +195,7 @@ def named_tokens(folder: Path) -> list[str]:
             each for each in value.values()
             if isinstance(each, Mapping) and each.get('special')
         ]
-      elif key.endswith('_special_tokens'):  # A list, or of names.
+      elif key.endswith('_special_tokens'):  # A list, or a mapping by name.
         entries += value.values() if isinstance(value, Mapping) else value or ()
       elif key.endswith('_token'):
         entries.append(value)

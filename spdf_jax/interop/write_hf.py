@@ -110,7 +110,8 @@ def save_hf(
   kept = layouts.to_tensors(layout, masks, shapes)
   _check_ours(directory)
   directory.mkdir(parents=True, exist_ok=True)
-  for unfinished in directory.glob(f'{_WRITING}*'):  # Of an export killed.
+  # Left by an export that was killed.
+  for unfinished in directory.glob(f'{_WRITING}*'):
     shutil.rmtree(unfinished)
   with tempfile.TemporaryDirectory(prefix=_WRITING, dir=directory) as name:
     source = pathlib.Path(name)

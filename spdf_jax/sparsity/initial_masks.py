@@ -373,7 +373,7 @@ def saliency(
       return layers
     _check_layers(layers, jax.eval_shape(as_layers, params))
     weights = selection.selected(params, params, axes)
-    # The sparsities of rounds before the last may be others than n of m has.
+    # Rounds before the last may have other sparsities than n of m.
     unchecked = structure._replace(check=lambda sparsity: None)
     # Evaluated eagerly, so that scores can be checked under jit.
     with jax.ensure_compile_time_eval():

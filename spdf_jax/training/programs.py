@@ -155,7 +155,7 @@ class Programs:
             [p.algorithm for p in phases], self.model.config.d_model
         ),
     )
-    # A step that can use kernels is slower than one that cannot, by its branch.
+    # The branch makes a step that can use kernels slower than one that cannot.
     # Schedules are read where phases begin and end.
     if steps is None or not any(
         plans.mean_sparsity(plans.planned_sparsities(

@@ -139,7 +139,7 @@ def _drop_signed(units: Units) -> jax.Array:
     number = leafwise.count_kept(side)
     number -= counts.fraction_of(number, units.drop_fraction)
     survivors |= topk.keep_largest(units.magnitudes, number, among=side)
-  # Where the sparsity rises, more must be dropped.
+  # Where the sparsity rises, more weights must be dropped.
   return topk.keep_largest(units.magnitudes, units.kept, among=survivors)
 
 

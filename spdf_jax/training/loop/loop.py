@@ -140,7 +140,8 @@ def train(
           best = evaluations.best_of(step)
           if best is not None and best.step != step and (ends or ends_early):
             values = states.step_values(dense)
-            del dense, state  # Not held beside the best state.
+            # Frees this state before the best one is restored.
+            del dense, state
             dense = state = run.checkpoints.restore_best(
                 best, run.programs.abstract_state, values
             )

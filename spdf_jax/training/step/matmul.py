@@ -84,7 +84,7 @@ def sparse_steps(
   if is_cpu and not native.is_available(dtype):
     return None
   if is_cpu and in_blocks and dtype == 'bfloat16':
-    native.has_matrix_unit()  # Logs why one is not used.
+    native.has_matrix_unit()  # Logs why the matrix unit is not used.
   crossover = 0.0
   if matmul == 'auto':
     crossover = crossovers.crossover(
