@@ -269,7 +269,7 @@ def _config(
 
 
 def _losses(run: training.Run, train_step: Any, sparse: int) -> list[float]:
-  """Trains, and returns the losses around the transition."""
+  """Trains a run, and returns the losses around its dense transition."""
   state = initial_state.create(run.programs)
   losses = []
   for step in range(sparse + AFTER):

@@ -149,7 +149,7 @@ _PILOT = 'a pilot of one seed'
 
 
 def _pays(width: int, sparse: Arm, small: Arm) -> list[Claim]:
-  """Returns the claims of a width against the dense models of equal FLOPs."""
+  """Returns the claims about a width and dense models of equal FLOPs."""
   dense = scales.at_flops_of(sparse)
   return [
       Claim(

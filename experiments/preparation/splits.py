@@ -127,7 +127,7 @@ def choose_splits(
 
 
 def _reach(places: Sequence[float], start: float, end: float) -> float:
-  """Returns `end`, raised if needed to include the first place from `start`."""
+  """Returns `end`, or more if no document would be between `start` and it."""
   first = next((place for place in places if place >= start), None)
   if end == start or first is None or first < end:
     return end

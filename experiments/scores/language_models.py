@@ -125,7 +125,7 @@ def _open_checkpoint(
 
 
 def _task_of(checkpoint: pathlib.Path, config: Any) -> str:
-  """Returns the task of the phase that a checkpoint is of; '' if none."""
+  """Returns the task of the phase that a checkpoint belongs to; '' if none."""
   ends = workdir.read_meta(checkpoint)['phase_ends']
   step = int(checkpoint.name)
   for phase in config.phases:

@@ -112,7 +112,7 @@ def _write_signature(
     signature: str | None,
     returns: str | None,
 ) -> tuple[str, str | None] | None:
-  """Returns a signature as the source has it.
+  """Returns a signature as the source code writes it.
 
   Sphinx would evaluate it: `PyTree` and other aliases would be `Any` or long
   unions.

@@ -35,7 +35,7 @@ outputs). Events of a key are on one grid."""
 
 
 class Executed(NamedTuple):
-  """An operation as it was executed, and as it was costed.
+  """The executed and the modeled cost of an operation.
 
   Attributes:
     layer: Name of the calling layer.

@@ -174,7 +174,7 @@ def _search(
   score = lambda sums, number: sums / number ** search.length_penalty
 
   def may_win(state):
-    """Returns the prompts of which a beam can still become the best [B]."""
+    """Returns which prompts have a beam that can still become the best, [B]."""
     # Sums can only decrease, and the score is monotonic in the length for a
     # given sum, so the next or the last length gives an upper bound.
     lengths_2xB = jnp.stack([

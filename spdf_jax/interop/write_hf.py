@@ -158,7 +158,7 @@ def _cut_config(
 
 
 def _leaves(tree: PyTree, vocab_size: int) -> Arrays:
-  """Returns the leaves of the unscanned model by path, vocabulary cut."""
+  """Returns the unscanned leaves by path, without padded token ids."""
   tree = layouts.unstack_layers(jax.tree.map(np.asarray, tree))
   cuts = {
       'wte/embedding': np.s_[:vocab_size], 'head/kernel': np.s_[:, :vocab_size],

@@ -221,7 +221,7 @@ def ending(label: str, run: RunRecord) -> str:
 
 
 def other_texts(runs: Mapping[str, RunRecord]) -> str | None:
-  """Warns of runs whose losses are of other tokens; None: there are none.
+  """Warns of runs with losses on different tokens; `None` if there are none.
 
   Args:
     runs: Runs by label.
@@ -250,7 +250,7 @@ def other_texts(runs: Mapping[str, RunRecord]) -> str | None:
 
 
 def tasks(runs: Mapping[str, RunRecord]) -> str | None:
-  """Warns of runs that were fine-tuned on other tasks; None: there are none."""
+  """Warns of runs fine-tuned on different tasks; `None` if there are none."""
   by_label = {
       label: run.data['task'] for label, run in runs.items()
       if run.data.get('task')

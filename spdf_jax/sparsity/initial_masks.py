@@ -218,7 +218,7 @@ _INITS = {
 
 
 def init_of(value: Any, name: str = 'init') -> Callable[..., Any]:
-  """Returns a maker of initial masks given by name, or itself.
+  """Returns the initializer of masks with a name, or a given function.
 
   Args:
     value: `(key, params, sparsities) -> mask`, or `'random'`, `'magnitude'` or

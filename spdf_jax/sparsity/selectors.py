@@ -33,7 +33,7 @@ _KERNEL_SIZES = {1, 3, 5, 7, 9, 11}
 
 
 def matrices(path: str, leaf: Any) -> bool | None:
-  """Selects every leaf with two axes, whatever its name, but biases of heads.
+  """Selects every leaf with two axes except biases of heads, whatever its name.
 
   Use it in a mapping whose first patterns exclude leaves: `where={'embed/*':
   False, 'head/*': False, '*': matrices}`.

@@ -170,7 +170,7 @@ def test_curation_drops_empty_sides_and_is_split_always_the_same(tmp_path):
   assert data.load_task('curation', tmp_path) == task
 
 
-def test_json_lines_of_ones_own(tmp_path):
+def test_own_json_lines_are_read_as_pairs(tmp_path):
   write(tmp_path, {
       'train.jsonl': '{"context": "c", "target": "t"}\n\n',
       'test.jsonl': '{"context": "c", "references": ["t", "u"], "part": "p"}',

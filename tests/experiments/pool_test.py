@@ -331,7 +331,9 @@ def test_runs_that_start_from_a_run_directly_follow_it():
     st.sampled_from(sorted(ALL))
 ))
 @settings(deadline=None, max_examples=50)
-def test_any_outcomes_and_weights_that_are_left_lead_to_the_same(known, disk):
+def test_any_remaining_outcomes_and_weights_lead_to_the_same_results(
+    known, disk
+):
   order = run_with_weights(
       ENTRIES, {name: ALL[name] for name in known}, known & disk
   )

@@ -234,7 +234,7 @@ def update_times_of(
 
 
 def growth_of(value: Growth | str) -> Growth:
-  """Returns growth scores given by name, or themselves.
+  """Returns the function of growth scores with a name, or a given function.
 
   Args:
     value: `(units) -> scores`, or `'gradient'`, `'random'` or
@@ -260,13 +260,13 @@ def growth_of(value: Growth | str) -> Growth:
 
 
 def surviving(units: Units) -> jax.Array:
-  """Returns how many connections survive a drop, at most the count to keep."""
+  """Returns the number of units that survive a drop, at most `units.kept`."""
   number = count_kept(units.mask)
   return jnp.minimum(number - number_dropped(units, number), units.kept)
 
 
 def number_dropped(units: Units, number: jax.Array) -> jax.Array:
-  """Returns how many of a number of connections an update drops."""
+  """Returns the number of connections that an update drops."""
   return counts.fraction_of(number, units.drop_fraction, units.carry)
 
 

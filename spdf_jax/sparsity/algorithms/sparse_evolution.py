@@ -144,7 +144,7 @@ def _drop_signed(units: Units) -> jax.Array:
 
 
 def _restored(units: Units, survivors: jax.Array) -> jax.Array:
-  """Restores the largest dropped units where too few others can grow."""
+  """Restores the largest dropped units where too few others may grow."""
   number = leafwise.not_enough_pruned(units) - leafwise.count_kept(survivors)
   return survivors | topk.keep_largest(
       units.magnitudes, jnp.maximum(number, 0), among=units.mask & ~survivors

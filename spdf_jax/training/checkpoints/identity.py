@@ -91,7 +91,7 @@ def run_identity(config: RunConfig) -> dict[str, Any]:
 
 
 def past_identity(config: RunConfig, phases: int) -> dict[str, Any]:
-  """Returns the fields that two runs must share to share their first phases.
+  """Returns the fields that must be equal for runs to have equal first phases.
 
   Later phases that continue the learning rate of the last past phase, or share
   its mask updates at percentages of their steps, are included, since their
@@ -118,7 +118,7 @@ def past_identity(config: RunConfig, phases: int) -> dict[str, Any]:
 
 
 def _share_updates(before: Phase, after: Phase) -> bool:
-  """Returns whether two phases have mask updates at shares of both."""
+  """Returns whether two phases share mask updates given in per cent of both."""
   used = after.resolved_algorithm(None)
   return before.algorithm == after.algorithm and any(
       '%' in str(after.algorithm[name]) for name in used

@@ -170,7 +170,7 @@ def take_step(
     batch: Any,
     step: int,
 ) -> tuple[Any, dict[str, Any]]:
-  """Takes a training step, repeated while gradients overflow in float16.
+  """Takes a training step, and repeats it while float16 gradients overflow.
 
   A step that overflows changes only the loss scale, and is repeated on the same
   batch, so that data, phases and masks stay in step.

@@ -48,7 +48,7 @@ class LiveLine:
     self._shown = 0
 
   def show(self, line: str, *, last: bool = False) -> None:
-    """Shows a line instead of the one before it; the last one stays."""
+    """Replaces the line; the last one stays."""
     if self.overwrites:
       # Notebooks ignore the code that erases a line, so it is padded.
       text = '\r' + line.ljust(self._shown) + ('\n' if last else '')

@@ -94,7 +94,7 @@ def sparse_steps(
 
 
 def are_in_blocks(algorithms: Iterable[Mapping[str, Any]], width: int) -> bool:
-  """Returns whether all masks consist of the blocks that kernels multiply.
+  """Returns whether all masks consist of whole 32 x 32 blocks.
 
   Args:
     algorithms: Algorithms of sparse phases, as `create_algorithm` reads them.
