@@ -239,7 +239,7 @@ def _trainer(name: str, density: float) -> Callable[[float, int], float]:
 def _transition(output: pathlib.Path) -> Iterator[str]:
   rows = []
   for way, changes in WAYS.items():
-    step = None  # That of the first seed, so that all seeds compile once.
+    step = None  # The first seed's, so that all seeds compile once.
     for seed in range(_SEEDS.value):
       run = training.Run.create(_config(seed, **changes))
       step = step or run.programs.step

@@ -103,17 +103,17 @@ CONTEXT_64 = dataclasses.replace(
         'early-64', 'variable-96', 'size', 'gradual',
     ),
     blocks=(
-        # E, on the seeds that tune rates
+        # Fine-tunings for gate G6 (E), on the seeds that tune rates
         Block(tuple(
             tuned(arm, task) for task in BUDGETS for arm in (DENSE, CONTROL)
         ), 0),
-        # B64
+        # Width 64 (B64 in the protocol)
         Block((
             DENSE, at_flops_of(STATIC_75), SMALL, STATIC_75, VARIABLE,
             EARLY_DENSE,
         ), 12),
         Block((CONTROL,), 3),
-        # B96
+        # Width 96 (B96)
         Block((
             sized(DENSE, 'w96'), at_flops_of(sized(STATIC_75, 'w96')),
             sized(DENSE, 'small-w96'), sized(STATIC_75, 'w96'),

@@ -25,7 +25,7 @@ class SpecialTokens(NamedTuple):
 
 
 def special_of(tokenizer: Any) -> SpecialTokens:
-  """Returns the special tokens of a tokenizer, with all its ends.
+  """Returns the beginning and all end-of-text tokens of a tokenizer.
 
   Example:
     >>> from spdf_jax.data import ByteTokenizer

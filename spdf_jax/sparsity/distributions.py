@@ -421,7 +421,7 @@ def distribution_of(value: Any) -> Callable[..., Any]:
     >>> distribution_of('erk').__name__
     'erk'
   """
-  # Called later with two positional arguments, an initial mask with three.
+  # A distribution takes two positional arguments; initializers take three.
   distribution = by_entry('distribution', value, _DISTRIBUTIONS, missing=2)
   if not callable(distribution):
     raise ValueError(

@@ -175,7 +175,7 @@ def test_the_first_matching_pattern_wins():
   assert sparsities['h_1']['norm'] is None
 
 
-def test_pairs_are_patterns_in_order():
+def test_pairs_are_patterns_that_match_in_order():
   pairs = [('mlp/*', np.float32(0.5)), ('*', 0.25)]
   sparsities = by_pattern(GPT, pairs)
   assert sparsities['mlp'] == {'wi': 0.5, 'wo': 0.5}

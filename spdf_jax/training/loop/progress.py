@@ -240,7 +240,7 @@ class TrainLog:
 def skipped_in(
     rows: Sequence[Mapping[str, Any]], step: int
 ) -> tuple[int, int]:
-  """Returns the number of skipped steps up to a step, and of the last in a row.
+  """Returns the numbers of all skipped steps, and of the last ones in a row.
 
   Args:
     rows: Rows of `metrics.jsonl`, which has all skipped steps.
