@@ -120,6 +120,44 @@ def test_another_past_is_refused(
   assert not (tmp_path / 'b').exists()
 
 
+OBSERVED = dict(
+    log_every=3, eval_every=3, evaluation__corpus_batches=1,
+    evaluation__generations=2, evaluation__max_new_tokens=5,
+    checkpoints__every=3, checkpoints__keep=1,
+)
+
+
+@pytest.mark.parametrize('name, source', [('at an end', '@a'), ('within', '')])
+def test_a_resumed_run_may_be_logged_and_evaluated_otherwise(
+    name, source, finished, tmp_path
+):
+  phases = FIRST | dict(b=phase(6, algorithm=DENSE)) if source else FIRST
+  before = finished
+  if not source:
+    before = tmp_path / 'begun'
+    begun = make_run(phases).open(before)
+    begun.checkpoints.save(begun.state, begun.best)
+    begun.close()
+  other = make_run(phases, resume=f'{before}{source}', **OBSERVED)
+  other.open(tmp_path / 'other').close()
+  wanted = make_run(phases, resume=f'{before}{source}').open(tmp_path / 'same')
+  assert_same_arrays(other.state, wanted.state)
+  wanted.close()
+
+
+def test_evaluations_that_choose_the_weights_of_a_phase_may_not_differ(
+    tmp_path
+):
+  stop = dict(metric='validation/loss', value=None, patience=None)
+  phases = dict(a=phase(4, early_stop=stop), b=phase(2))
+  run = make_run(phases).open(tmp_path / 'a')
+  run.checkpoints.save(run.state, run.best)
+  run.close()
+  other = make_run(phases, resume=str(tmp_path / 'a'), eval_every=2)
+  with pytest.raises(ValueError, match='eval_every was .* and is 2'):
+    other.open(tmp_path / 'b')
+
+
 def test_updates_in_per_cent_of_phases_that_share_them_are_refused(tmp_path):
   share = RIGL | dict(update_every='25%', update_until='75%')
   train(make_run(dict(a=phase(5, algorithm=share))), tmp_path / 'a')

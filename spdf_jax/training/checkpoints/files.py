@@ -38,9 +38,9 @@ def read_checkpoint(
   Args:
     checkpoint: Directory of the checkpoint.
     abstract: Shapes, dtypes and shardings of the state.
-    config: Config of the run, equal to that of the checkpoint. At the end of a
-      phase, later ones may differ; if the state was densified, the next one
-      must be dense.
+    config: Config of the run, equal to that of the checkpoint but for logging
+      and evaluations, see `state_identity`. At the end of a phase, later ones
+      may differ; if the state was densified, the next one must be dense.
     fingerprints: Fingerprints of the data, equal to those of the checkpoint.
 
   Returns:
