@@ -4,7 +4,9 @@ import pytest
 
 from configs import common
 import spdf_jax as spdf
+from spdf_jax import runs
 from spdf_jax import training
+from spdf_jax.runs import lifecycle
 from spdf_jax.training.loop.metrics import read_rows
 from tests.quickstart_runs import small_config
 from tests.tiny_run import assert_same_arrays
@@ -95,6 +97,31 @@ def finished(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('runs') / 'a'
   train(make_run(FIRST), workdir)
   return workdir
+
+
+def test_what_an_earlier_run_took_is_recorded(tmp_path):
+  def record(name, phases, **start):
+    run = make_run(phases, **start).open(tmp_path / name)
+    training.train(run, **lifecycle.begin(run, name))
+    return runs.read_run(tmp_path / name)
+
+  longer = FIRST | dict(c=phase(2))
+  first = record('first', FIRST)
+  seconds = sum(first.series('time/seconds')[1])
+  resumed = record('resumed', longer, resume=f'{tmp_path}/first@b')
+  whole = record('whole', longer)
+  assert runs.flops_at(resumed, 11) == runs.flops_at(whole, 11)
+  assert resumed.before.steps == whole.before.steps == 0
+  assert resumed.before.seconds == pytest.approx(seconds)
+  tuned = record('tuned', dict(c=phase(2)), init_from=f'{tmp_path}/resumed')
+  tokens = 5 * 128 + 4 * 64 + 2 * 128
+  assert (tuned.before.steps, tuned.before.tokens) == (11, tokens)
+  assert tuned.before.flops == runs.flops_at(whole, 11)
+  assert tuned.before.seconds > seconds
+  again = make_run(dict(c=phase(2)), init_from=f'{tmp_path}/resumed')
+  (tmp_path / 'resumed' / 'plan.json').unlink()
+  assert lifecycle.begin(again.open(tmp_path / 'tuned'), 'tuned')
+  assert runs.read_run(tmp_path / 'tuned').before == tuned.before
 
 
 def rate(**fields):
