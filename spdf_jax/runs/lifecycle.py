@@ -150,7 +150,7 @@ def spent_before(run: Run) -> SpentBefore:
   config = run.config
   source = config.resume or config.init_from
   if not source:
-    return SpentBefore()
+    return read.FROM_SCRATCH
   workdir, _, _ = split_source(source)
   try:
     step = int(training.find_checkpoint(source).name)

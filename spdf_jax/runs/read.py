@@ -120,6 +120,10 @@ class SpentBefore(NamedTuple):
   seconds: float | None = 0.0
 
 
+FROM_SCRATCH = SpentBefore()
+"""Nothing was spent for a run that starts from initial parameters."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
   """A run: its plan, and one row of values for each logged step.
@@ -163,7 +167,7 @@ class RunRecord:
   compute: str = ''
   totals: Sequence[Mapping[str, Any]] = ()
   data: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  before: SpentBefore = SpentBefore()
+  before: SpentBefore = FROM_SCRATCH
 
   @property
   def is_sparse(self) -> bool:
@@ -346,7 +350,7 @@ def pretraining_phases(run: RunRecord) -> list[PhaseRecord]:
 def seconds_of(
     run: RunRecord,
     phases: Sequence[PhaseRecord],
-    before: SpentBefore = SpentBefore(),
+    before: SpentBefore = FROM_SCRATCH,
 ) -> float | None:
   """Returns the training seconds logged in phases, and those before, or None.
 

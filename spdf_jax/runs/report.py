@@ -214,7 +214,7 @@ def _row(
     run: RunRecord,
     name: str,
     phases: Sequence[PhaseRecord],
-    before: SpentBefore = SpentBefore(),
+    before: SpentBefore = read.FROM_SCRATCH,
 ) -> list[str]:
   """Returns the row of one phase, or of several in order after `before`."""
   done = [min(max(run.last_step - p.start, 0), p.steps) for p in phases]
