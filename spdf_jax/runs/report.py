@@ -17,6 +17,7 @@ from spdf_jax.runs import style
 from spdf_jax.runs.read import MaskUpdate
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import RunRecord
+from spdf_jax.runs.read import SpentBefore
 
 _HEADER = (
     'run', 'phase', 'steps', 'tokens', 'sparsity', 'validation perplexity',
@@ -38,6 +39,12 @@ _COLUMNS = (
     'by those of the same steps trained dense. Seconds are those of training, '
     'without evaluations and without the first step of each phase, which '
     'compiles.'
+)
+_BEFORE = (
+    'A row that begins with from is what other runs took for the checkpoint '
+    'that a run starts from; rows of all phases, figures and comparisons '
+    'include it. Phases that were trained before a run that resumes have rows '
+    'of their own, but for their seconds.'
 )
 _CURVES = (
     'Validation loss over the training FLOPs of pre-training. Learning rates '
@@ -174,22 +181,47 @@ def _steps(done: int, planned: int) -> str:
 
 
 def _run_rows(label: str, run: RunRecord) -> list[list[str]]:
-  """Returns a row for each phase of a run, all pre-training, and the run."""
-  pretraining = read.pretraining_phases(run)
+  """Returns rows of what came before, each phase, pre-training, and the run."""
+  pretraining, before = read.pretraining_phases(run), run.before
   rows = []
+  if before.source and before.is_recorded:
+    rows.append(_before_row(label, before))
   for phase in run.phases:
     rows.append(_row(label, run, phase.name, [phase]))
     if phase in pretraining[-1:] and 1 < len(pretraining) < len(run.phases):
-      rows.append(_bold(_row(label, run, 'all pre-training', pretraining)))
-  return [*rows, _bold(_row(label, run, 'total', run.phases))]
+      rows.append(_bold(
+          _row(label, run, 'all pre-training', pretraining, before)
+      ))
+  return [*rows, _bold(_row(label, run, 'total', run.phases, before))]
+
+
+def _before_row(label: str, before: SpentBefore) -> list[str]:
+  ratio = before.flops / before.dense_flops if before.steps else None
+  amounts = [f'{n:,}' if before.steps else markdown.MISSING
+             for n in (before.steps, before.tokens)]
+  return [
+      markdown.escape(label),
+      markdown.escape(f'from {before.source}'),
+      *amounts,
+      *[markdown.MISSING] * 4,
+      markdown.number(ratio, 3),
+      markdown.number(before.seconds, 1),
+  ]
 
 
 def _row(
-    label: str, run: RunRecord, name: str, phases: Sequence[PhaseRecord]
+    label: str,
+    run: RunRecord,
+    name: str,
+    phases: Sequence[PhaseRecord],
+    before: SpentBefore = read.FROM_SCRATCH,
 ) -> list[str]:
-  """Returns the row of one phase, or of several in order."""
+  """Returns the row of one phase, or of several in order after `before`."""
   done = [min(max(run.last_step - p.start, 0), p.steps) for p in phases]
-  tokens = sum(round(p.tokens * n / p.steps) for p, n in zip(phases, done))
+  tokens = before.tokens + sum(
+      round(p.tokens * n / p.steps) for p, n in zip(phases, done)
+  )
+  planned = sum(phase.steps for phase in phases)
   step = min(run.last_step, phases[-1].end)
   missing = [markdown.MISSING] * 4
   values = missing if len(phases) > 1 else [
@@ -205,11 +237,11 @@ def _row(
   return [
       markdown.escape(label),
       markdown.escape(name),
-      _steps(sum(done), sum(phase.steps for phase in phases)),
+      _steps(before.steps + sum(done), before.steps + planned),
       f'{tokens:,}',
       *values,
       markdown.number(ratio, 3),
-      markdown.number(read.seconds_of(run, phases), 1),
+      markdown.number(read.seconds_of(run, phases, before), 1),
   ]
 
 
@@ -399,6 +431,12 @@ def write_report(
       '## Runs',
       runs_table(runs),
       _COLUMNS,
+      *([_BEFORE] if any(run.before.source for run in runs.values()) else []),
+      *_list([
+          f'{label} starts from {run.before.source}; what that took is not '
+          'recorded and not counted.'
+          for label, run in runs.items() if not run.before.is_recorded
+      ]),
       *_list(sorted({
           'Validation losses and perplexities are means over '
           f'{run.bigram["validation/tokens"]:,.0f} tokens.'
