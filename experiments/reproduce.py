@@ -2,10 +2,12 @@
 
   python -m experiments.reproduce --scale=fair --data=DIR
   python -m experiments.reproduce --scale=context-64 --data=DIR
+  python -m experiments.reproduce --scale=growth --data=DIR
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
 
 --scale: `fair` takes a night on two cores; `context-64`, sparse against dense
-at equal FLOPs, some 26 core-hours; `smoke` takes minutes and gives no verdicts.
+at equal FLOPs, some 26 core-hours; `growth`, moving masks against static ones,
+some 6; `smoke` takes minutes and gives no verdicts.
 DIR contains books/, e2e/, webnlg17/ and wikitext2/, which you provide; smoke
 reads Python's standard library. The file PROTOCOL*.md in a folder of results,
 written before the runs, defines the comparisons and when a claim holds; scales

@@ -250,7 +250,8 @@ def _check_epochs(
     raise ValueError(
         f'the plan needs {needed} epochs of source {placed.name!r}'
         f' ({tokens} tokens, and it holds {held}), but max_epochs allows'
-        f' {allowed}; set it to {needed} or plan fewer steps.'
+        f' {allowed}; set max_epochs.{placed.name} to {needed} or plan fewer'
+        ' steps.'
     )
 
 

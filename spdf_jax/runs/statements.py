@@ -118,6 +118,8 @@ def cost(label: str, run: RunRecord) -> str:
   name = label
   if run.last_step < planned:
     name += f' (unfinished, {run.last_step:,} of {planned:,} steps)'
+  if run.before.source and run.before.is_recorded:
+    name += f', with that of {run.before.source} before it,'
   pretraining = read.pretraining_phases(run)
   if not pretraining:
     spent = _spent(run, run.phases, run.last_step)
@@ -132,10 +134,10 @@ def cost(label: str, run: RunRecord) -> str:
 
 
 def _spent(run: RunRecord, phases: Sequence[PhaseRecord], step: int) -> str:
-  """Formats FLOPs up to a step, and the seconds of phases."""
+  """Formats FLOPs up to a step, and the seconds of phases and before them."""
   spent = curves.flops_at(run, step)
   dense = curves.dense_flops_at(run, step)
-  seconds = read.seconds_of(run, phases)
+  seconds = read.seconds_of(run, phases, run.before)
   text = f'{spent:.3g} FLOPs'
   if dense and spent != dense:
     text += f' ({spent / dense:.3f} of those of the same steps dense)'

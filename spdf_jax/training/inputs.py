@@ -90,7 +90,9 @@ def _open_task(
   try:
     if planning and examples and not os.path.exists(config.task_dir):
       return data.PlannedExamples(config.task, examples)
-    return data.load_task(config.task, config.task_dir)
+    return data.load_task(
+        config.task, config.task_dir, cache_dir=config.cache_dir
+    )
   except ValueError as error:
     raise ValueError(
         f'data.task is {config.task!r} and data.task_dir {config.task_dir!r}: '

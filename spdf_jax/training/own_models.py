@@ -8,7 +8,6 @@ import inspect
 from typing import Any, ClassVar
 
 from flax import linen as nn
-from flax import nnx
 import jax
 import jax.numpy as jnp
 
@@ -200,6 +199,8 @@ def _of_linen(sizes: OwnSizes, make: Callable[..., Any]) -> OwnModel:
 
 
 def _of_nnx(sizes: OwnSizes, make: Callable[..., Any]) -> OwnModel:
+  from flax import nnx  # Its import takes a tenth of the time of --help.
+
   made = lambda key: _pair(make(rngs=nnx.Rngs(key)))
   where: list[Where] = []
 

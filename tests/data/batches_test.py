@@ -174,7 +174,7 @@ def test_a_plan_of_more_epochs_than_allowed_is_refused(counting):
   with pytest.raises(
       ValueError,
       match="needs 2 epochs of source 'text' .44 tokens, and it holds 40.,"
-            ' but max_epochs allows 1; set it to 2',
+            ' but max_epochs allows 1; set max_epochs.text to 2 or',
   ):
     plan(source, [(5, 4, 2), (1, 4, 1)])
   plan(source, [(5, 4, 2), (1, 4, 1)], epochs=2)
