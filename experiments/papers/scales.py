@@ -183,7 +183,7 @@ GROWTH = dataclasses.replace(
     },
     tasks={},
     domains={},
-    protocol='PROTOCOL-9.md',
+    protocol='claims-growth/PROTOCOL-9.md',
     tuning_seeds=(101, 102),
     repeat_every=0,
 )
