@@ -359,7 +359,8 @@ def test_seconds_of_interrupted_attempts_count(tmp_path):
 
 
 @pytest.mark.parametrize('name', [
-    name for name in SCALES if (RESULTS / f'claims-{name}' / 'results.json').exists()
+    name for name in SCALES
+    if (RESULTS / f'claims-{name}' / 'results.json').exists()
 ])
 def test_committed_runs_can_be_reported_and_continued(name):
   results = json_files.read_json(RESULTS / f'claims-{name}' / 'results.json')
