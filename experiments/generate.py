@@ -23,7 +23,7 @@ from experiments.launch import compilation_cache
 from experiments.launch import console
 from experiments.scores import language_models
 from spdf_jax import evaluation
-from spdf_jax.accelerator import lists
+from spdf_jax.accelerator import listed_matrix
 from spdf_jax.data import special_tokens
 from spdf_jax.evaluation.generation import Choose
 
@@ -51,7 +51,7 @@ _MAX_NEW_TOKENS = flags.DEFINE_integer(
     lower_bound=1, flag_values=FLAGS,
 )
 _DTYPE = flags.DEFINE_enum(
-    'dtype', None, lists.DTYPES,
+    'dtype', None, listed_matrix.DTYPES,
     'Dtype of the kept weights; by default as stored.',
     flag_values=FLAGS,
 )

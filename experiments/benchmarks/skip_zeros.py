@@ -29,6 +29,7 @@ LEAST = 0.97
 SPEEDUPS = {(512, 'float32', 0.75): 2.0}
 """Targets above `LEAST`, by width, dtype and sparsity."""
 OURS = 'our GPT'
+DENSE = 'dense step, milliseconds'
 
 
 def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
@@ -74,10 +75,12 @@ def measure_model(
   timings = measuring.interleave(
       [compiled.repeated(program) for program in programs], repeats, warmups=2
   )
+  case = f'{name}, d_model {sizes.width}, {sizes.dtype}'
+  yield measuring.sampled_row(case, DENSE, 1000 * timings.wall[0], rng)
   for i, sparsity in enumerate(SPARSITIES, start=1):
     key = sizes.width, sizes.dtype, sparsity
     yield measuring.sampled_row(
-        f'{name}, d_model {sizes.width}, {sizes.dtype}',
+        case,
         f'{sparsity:.0%} zeros: dense step / skip_zeros, wall',
         timings.wall[0] / timings.wall[i], rng,
         target=SPEEDUPS.get(key, LEAST), at_most=False,

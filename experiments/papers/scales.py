@@ -152,6 +152,42 @@ CONTEXT_64 = dataclasses.replace(
     repeat_every=6,
 )
 
+GROWTH_METHODS = (
+    'static', 'rigl', 'rigl-balanced', 'set', 'granet', 'granet-balanced',
+)
+
+
+def grown(method: str, sparsity: float) -> Arm:
+  """Returns an arm of the scale growth, of width 96."""
+  return Arm(method, sparsity, size='w96')
+
+
+GROWTH = dataclasses.replace(
+    CONTEXT_64,
+    claims=(
+        'grow-80', 'grow-90', 'level-80', 'level-90', 'granet-80', 'granet-90',
+        'set-80', 'set-90', 'skip-80',
+    ),
+    blocks=(
+        Block((DENSE, CONTROL), 3),
+        *(
+            Block(tuple(grown(method, sparsity) for method in methods), 7)
+            for methods in (GROWTH_METHODS[:3], GROWTH_METHODS[3:])
+            for sparsity in (0.8, 0.9)
+        ),
+        Block((grown('rigl-skipped', 0.8),), 7),
+    ),
+    sizes={
+        '': CONTEXT_64.sizes[''],
+        'w96': dataclasses.replace(CONTEXT_64.sizes['w96'], tokens_of=''),
+    },
+    tasks={},
+    domains={},
+    protocol='PROTOCOL-9.md',
+    tuning_seeds=(101, 102),
+    repeat_every=0,
+)
+
 SCALES = {
     'smoke': dataclasses.replace(
         FAIR, claims=('a', 'd-ft', 'e', 'g1', 'h'),
@@ -167,5 +203,7 @@ SCALES = {
     ),
     'fair': FAIR,
     'context-64': CONTEXT_64,
+    'growth': GROWTH,
 }
-"""Scales by name: for CI, for a night on two cores, for some 26 core-hours."""
+"""Scales by name: for CI, a night on two cores, some 26 and some 6 core-hours.
+"""

@@ -20,7 +20,7 @@ from spdf_jax.accelerator.explanation import Explanation
 from spdf_jax.accelerator.interpreter import Evaluation
 from spdf_jax.accelerator.interpreter import Masks
 from spdf_jax.accelerator.interpreter import Value
-from spdf_jax.accelerator.lists import ListedMatrix
+from spdf_jax.accelerator.listed_matrix import ListedMatrix
 from spdf_jax.sparsity import trees
 
 PyTree = Any

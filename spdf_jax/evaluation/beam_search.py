@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spdf_jax.evaluation import decoders
+from spdf_jax.evaluation import cached_decoding
 from spdf_jax.evaluation import generation
 from spdf_jax.evaluation import prompt_batches
-from spdf_jax.evaluation.decoders import Decoder
+from spdf_jax.evaluation.cached_decoding import Decoder
 
 PyTree = Any
 
@@ -126,9 +126,9 @@ def beam_search(
   generations: list[list[int]] = [[] for _ in prompts]
   for batch in prompt_batches.batches(
       prompts, max_new_tokens, batch_size, length,
-      decoders.vocab_size_of(decoder),
+      cached_decoding.vocab_size_of(decoder),
   ):
-    tokens_BxT, lengths_B = decoders.fetch(_search(
+    tokens_BxT, lengths_B = cached_decoding.fetch(_search(
         decoder, search, batch.prompt_length, max_new_tokens, ends, params,
         batch.tokens_BxL, batch.starts_B, batch.stops_B,
     ))

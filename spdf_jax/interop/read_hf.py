@@ -16,7 +16,7 @@ import numpy as np
 from spdf_jax import extras
 from spdf_jax import lowerings
 from spdf_jax import models
-from spdf_jax.accelerator import lists
+from spdf_jax.accelerator import listed_matrix
 from spdf_jax.interop import configs
 from spdf_jax.interop import layouts
 from spdf_jax.interop import tensors
@@ -186,7 +186,7 @@ def load_listed(
           transposed=tensor.transposed, dtype=dtype,
       )
     sizes = [shapes[part][-1] for part in tensor.parts]
-    leaves |= zip(tensor.parts, lists.split_outputs(matrix, sizes))
+    leaves |= zip(tensor.parts, listed_matrix.split_outputs(matrix, sizes))
   embedding = layout[0]
   arrays = _read({k: stored[k] for k in tied if k in stored}, False)
   arrays[embedding.name] = leaves[embedding.parts[0]]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from spdf_jax import files
 from spdf_jax.costs.plan_costs import Span
 from spdf_jax.runs import markdown
+from spdf_jax.training.loop import mask_record
 from spdf_jax.training.loop import metrics
 
 logger = logging.getLogger('spdf_jax')
@@ -143,6 +144,8 @@ class RunRecord:
     totals: Planned totals against dense training, see `costs.plan_costs`.
     data: The `corpus`, `tokenizer` and `task` of the config.
     before: What other runs took for the checkpoint that this one starts from.
+    masks: The last masks of a run whose masks move, see
+      `training.loop.mask_record`; empty for others.
 
   Example:
     >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
@@ -168,6 +171,7 @@ class RunRecord:
   totals: Sequence[Mapping[str, Any]] = ()
   data: Mapping[str, str] = dataclasses.field(default_factory=dict)
   before: SpentBefore = FROM_SCRATCH
+  masks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def is_sparse(self) -> bool:
@@ -287,7 +291,7 @@ def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
 def read_run(workdir: str | os.PathLike[str]) -> RunRecord:
   """Reads a run, finished or not, from its working directory.
 
-  Reads `plan.json`, `metrics.jsonl` and, if present,
+  Reads `plan.json`, `metrics.jsonl` and, if present, `masks.json` and
   `generations/step_<step>.jsonl`. Lines of metrics with the same step become
   one row. An incomplete last line of a killed run is ignored.
 
@@ -323,7 +327,33 @@ def read_run(workdir: str | os.PathLike[str]) -> RunRecord:
       for file in sorted((workdir / 'generations').glob('step_*.jsonl'))
       if file.stem.removeprefix('step_').isdigit()
   }
-  return RunRecord(**plan, rows=rows, generations=generations)
+  return RunRecord(
+      **plan, rows=rows, generations=generations, masks=read_masks(workdir)
+  )
+
+
+def read_masks(workdir: str | os.PathLike[str]) -> dict[str, Any]:
+  """Reads the record of a run's masks from its working directory.
+
+  Args:
+    workdir: Working directory of the run.
+
+  Returns:
+    The record, see `training.loop.mask_record`; empty if there is none, since
+    the masks of the run do not move.
+
+  Raises:
+    ValueError: the file is damaged.
+
+  Example:
+    >>> read_masks('runs/missing')
+    {}
+  """
+  path = pathlib.Path(workdir) / mask_record.FILE
+  if not path.is_file():
+    return {}
+  fix = 'delete it; the report is then written without pictures of masks.'
+  return files.unseal(files.read_object(path, fix), path)
 
 
 def pretraining_phases(run: RunRecord) -> list[PhaseRecord]:
@@ -380,7 +410,10 @@ def format_sparsity(phase: PhaseRecord) -> str:
 
 STATISTICS = tuple(
     f'sparsity/{name}'
-    for name in ('grown', 'dropped', 'surviving', 'overlap', 'exploration')
+    for name in (
+        'grown', 'dropped', 'surviving', 'overlap', 'exploration', 'cut_off',
+        'row_variation', 'column_variation',
+    )
 )
 """Names of logged statistics of masks, which are not names of layers."""
 

@@ -6,10 +6,13 @@ import os
 import pathlib
 from typing import Any
 
+import numpy as np
+
 from spdf_jax import files
 from spdf_jax.runs import curves
 from spdf_jax.runs import equal_cost
 from spdf_jax.runs import markdown
+from spdf_jax.runs import mask_plots
 from spdf_jax.runs import plots
 from spdf_jax.runs import read
 from spdf_jax.runs import statements
@@ -25,7 +28,8 @@ _HEADER = (
 )
 _MASK_HEADER = (
     'run', 'phase', 'planned sparsity', 'measured sparsity', 'mask updates',
-    'survival', 'explored',
+    'survival', 'explored', 'units cut off', 'variation, inputs',
+    'variation, outputs',
 )
 _CELL_WIDTH = 80  # Characters of a generation, its context and reference.
 _COLUMNS = (
@@ -56,7 +60,17 @@ _MASKS = (
     'Measured sparsity is that of the sparsified weights at the end of each '
     'phase. Survival is the fraction of the kept weights that stay kept in a '
     'mask update, lowest to highest of those logged; explored is the fraction '
-    'of the sparsified weights that have been kept at any step of the run.'
+    'of the sparsified weights that have been kept at any step of the run. '
+    'Units cut off are the inputs and outputs of layers that keep no weight, '
+    'as a fraction of all. Variation is the variance of the number of kept '
+    'weights per input (output), divided by that of a random mask, on average '
+    'over layers: random masks have 1, larger values mean that kept weights '
+    'gather in few units.'
+)
+_UNITS = (
+    'Kept weights of the inputs and outputs of each layer, from the fewest to '
+    'the most, at the last evaluation with zeros; and the mask of the layer '
+    'that varies most, in which darker pixels keep more weights.'
 )
 _PLOTS = {
     'loss_over_tokens': ('Loss over tokens', plots.plot_loss_over_tokens),
@@ -337,17 +351,18 @@ def mask_updates_table(runs: Mapping[str, RunRecord]) -> str | None:
   Returns:
     A Markdown table: planned sparsity, measured sparsity at the end of each
     phase, number of updates, fraction of kept weights that survive an update,
-    and fraction of weights kept at any time; None if no run logged mask
-    updates.
+    fraction of weights kept at any time, fraction of units that are cut off,
+    and variation of units; None if no run logged mask updates.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0, (2,))
     >>> row = {'step': 4, 'sparsity/sparsified': 0.5, 'sparsity/grown': 1.0,
     ...        'sparsity/dropped': 1.0, 'sparsity/surviving': 3.0,
-    ...        'sparsity/exploration': 0.625}
+    ...        'sparsity/exploration': 0.625, 'sparsity/cut_off': 0.25,
+    ...        'sparsity/row_variation': 1.5, 'sparsity/column_variation': 2.0}
     >>> table = mask_updates_table({'toy': RunRecord('toy', (phase,), (row,))})
     >>> print(table.splitlines()[2])
-    | toy | p | 50% | 50% | 1 | 75% | 62.5% |
+    | toy | p | 50% | 50% | 1 | 75% | 62.5% | 25% | 1.5 | 2.0 |
   """
   rows = []
   for label, run in runs.items():
@@ -364,12 +379,30 @@ def mask_updates_table(runs: Mapping[str, RunRecord]) -> str | None:
           str(len(phase.mask_updates)),
           _survival(read.mask_updates_in(run, phase)) or markdown.MISSING,
           _percent(explored),
+          _percent(run.at_end(phase, 'sparsity/cut_off')),
+          *(
+              markdown.number(value and value[1], 1) for value in (
+                  run.at_end(phase, f'sparsity/{axis}_variation')
+                  for axis in ('row', 'column')
+              )
+          ),
       ])
   if not rows:
     return None
   return markdown.markdown_table(
       _MASK_HEADER, rows, numbers=_MASK_HEADER[2:]
   )
+
+
+def _plot_masks(runs: Mapping[str, RunRecord]) -> Any:
+  """Draws the most uneven layer of every run whose masks move."""
+  pictures = {
+      label: run.masks['picture'] for label, run in runs.items() if run.masks
+  }
+  return mask_plots.plot_mask({
+      f'{label}, {picture["layer"]}': np.asarray(picture['densities'])
+      for label, picture in pictures.items()
+  })
 
 
 def _percent(point: tuple[int, float] | None) -> str:
@@ -454,8 +487,17 @@ def write_report(
   ]
   masks = mask_updates_table(runs)
   if masks is not None:
-    style.save(plots.plot_mask_updates(runs), directory / 'mask_updates.png')
+    drawn = {'mask_updates': mask_plots.plot_mask_updates}
     parts += ['## Masks', masks, _MASKS, '![Masks](mask_updates.png)']
+    if any(run.masks for run in runs.values()):
+      drawn['kept_per_unit'] = mask_plots.plot_kept_per_unit
+      drawn['masks'] = _plot_masks
+      parts += [
+          _UNITS, '![Kept weights per unit](kept_per_unit.png)',
+          '![Pictures of masks](masks.png)',
+      ]
+    for name, plot in drawn.items():
+      style.save(plot(runs), directory / f'{name}.png')
   parts.append('## Plots')
   for name, (title, plot) in figures.items():
     style.save(plot(runs), directory / f'{name}.png')

@@ -140,7 +140,7 @@ def sparsify(
   tx = optax.GradientTransformationExtraArgs(
       functools.partial(_init, arguments), functools.partial(_update, arguments)
   )
-  return tracking.track_masks(tx, algorithm) if track else tx
+  return tracking.track_masks(tx, algorithm, where) if track else tx
 
 
 class _Arguments(NamedTuple):

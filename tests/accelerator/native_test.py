@@ -400,14 +400,14 @@ def start_child(code, **variables):
 
 def check_kernels(name, dtype):
   """Runs in a child process."""
-  from tests.accelerator import lists_test
+  from tests.accelerator import listed_matrix_test
 
   print('kernels', library.kernels())
   if library.kernels() == name:
     for edge in EDGES:
       check(make_case(1, *edge), dtype)
       check_packed(make_case(1, *edge), dtype=dtype)
-    lists_test.check_edges()
+    listed_matrix_test.check_edges()
 
 
 # NPROC is the size of XLA's thread pool: dw is summed in as many parts.

@@ -203,6 +203,9 @@ GOOD = {
         '-at-static-75', '-at-static-75_w96', '_small', '_small-w96',
         '_small-gradual',
     )
+} | {
+    f'{method}-{percent}_w96': 0.05
+    for method in ('rigl', 'rigl-skipped', 'granet') for percent in (80, 90)
 }
 """Losses less those of the dense arm, by folder: every claim is true."""
 

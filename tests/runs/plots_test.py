@@ -10,11 +10,11 @@ from spdf_jax.costs.plan_costs import Span
 from spdf_jax.runs import read
 from spdf_jax.runs import style
 from spdf_jax.runs.curves import flops_at
+from spdf_jax.runs.mask_plots import plot_mask
+from spdf_jax.runs.mask_plots import plot_mask_updates
 from spdf_jax.runs.plots import plot_layer_sparsity
 from spdf_jax.runs.plots import plot_loss_over_flops
 from spdf_jax.runs.plots import plot_loss_over_steps
-from spdf_jax.runs.plots import plot_mask
-from spdf_jax.runs.plots import plot_mask_updates
 
 pytestmark = pytest.mark.ci
 

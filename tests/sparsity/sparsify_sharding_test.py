@@ -47,11 +47,13 @@ UPDATES = textwrap.dedent('''
     algorithm = {
         'mixed': lambda: spdf.partition({
             'rows': spdf.rigl(0.5, structure='2:4', **TIMES),
-            'columns': spdf.rigl(0.75, **TIMES),
+            'columns': spdf.rigl(0.75, grow='balanced', **TIMES),
             'both': spdf.sparse_evolution(
                 0.75, structure=spdf.structures.block(4, 4), update_every=2
             ),
-            'stack': spdf.granet(spdf.cubic(0.5, 0.75, 6), **TIMES),
+            'stack': spdf.granet(
+                spdf.cubic(0.5, 0.75, 6), grow='balanced', **TIMES
+            ),
         }, [(name, name) for name in ('rows', 'columns', 'both', 'stack')]),
         'static-join': lambda: spdf.join(
             [spdf.static(0.75), spdf.dense(), spdf.static(0.5)], [2, 4]

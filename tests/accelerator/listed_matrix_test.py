@@ -17,7 +17,7 @@ from spdf_jax import models
 from spdf_jax.accelerator import list_matrix
 from spdf_jax.accelerator import list_params
 from spdf_jax.accelerator import listed_matmul
-from spdf_jax.accelerator import lists
+from spdf_jax.accelerator import listed_matrix
 from spdf_jax.accelerator import native
 from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import generate
@@ -76,7 +76,7 @@ def check(lowering, seed, *shape, dtype='float32'):
     inputs=st.integers(1, 90),
     outputs=st.integers(1, 40),
     sparsity=st.sampled_from([0.0, 0.5, 0.75, 0.95, 1.0]),
-    dtype=st.sampled_from(lists.DTYPES),
+    dtype=st.sampled_from(listed_matrix.DTYPES),
 )
 def test_native_products_are_numpys(dtype, **case):
   check('native', *case.values(), dtype=dtype)
@@ -85,12 +85,12 @@ def test_native_products_are_numpys(dtype, **case):
 def check_edges():
   """Runs in a child process of `native_test`, with every set of kernels."""
   for seed, edge in enumerate(EDGES):
-    for dtype in lists.DTYPES:
+    for dtype in listed_matrix.DTYPES:
       check('native', seed, *edge, dtype=dtype)
   check('native', 3, 20, 700, 900, 0.7)  # Several parts.
 
 
-@pytest.mark.parametrize('dtype', lists.DTYPES)
+@pytest.mark.parametrize('dtype', listed_matrix.DTYPES)
 def test_reference_products_are_numpys(dtype):
   for seed, edge in enumerate(EDGES[1:4]):
     check('reference', seed, *edge, dtype=dtype)
@@ -144,7 +144,7 @@ def test_starts_beyond_the_values_are_refused():
   x, w, mask = draw(0, 2, 20, 30, 0.5)
   w = list_matrix(w, mask)
   for starts in (w.starts + 1, w.starts[::-1].copy(), w.starts - 1):
-    bad = lists.ListedMatrix(w.values, w.indices, starts, w.inputs)
+    bad = listed_matrix.ListedMatrix(w.values, w.indices, starts, w.inputs)
     with pytest.raises(jax.errors.JaxRuntimeError, match='starts of the lists'):
       jax.block_until_ready(listed_matmul(x, bad, lowering='native'))
 
@@ -175,7 +175,7 @@ def test_vmap_over_either_operand_is_a_loop(axes):
     (ValueError, lambda w, m: list_matrix(
         np.ones((65537, 1), np.float32), np.ones((65537, 1), bool)
     ), '65537 inputs and keeps'),
-    (ValueError, lambda w, m: lists.list_values(
+    (ValueError, lambda w, m: listed_matrix.list_values(
         w[0, :4], np.arange(4) + 1, m.sum(0), 4
     ), 'from 1 to 4, but the matrix has 4 inputs'),
     (ValueError, lambda w, m: listed_matmul(
