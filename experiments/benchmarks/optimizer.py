@@ -47,6 +47,9 @@ ALGORITHMS = {
         small_gpts.SPARSITY, update_every=10
     ),
     'rigl': spdf.rigl(small_gpts.SPARSITY, **_TIMES),
+    'rigl, balanced': spdf.rigl(
+        small_gpts.SPARSITY, grow='balanced', **_TIMES
+    ),
     'granet': spdf.granet(_RISING, **_TIMES),
     'iterative': spdf.iterative([spdf.Round(50), spdf.Round(50, 0.25)]),
     'static, by density': spdf.static(small_gpts.SPARSITY),

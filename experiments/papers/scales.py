@@ -96,6 +96,9 @@ EARLY_DENSE = at_flops_of(
 BUDGETS = 'e2e-600', 'e2e-300', 'e2e-150', 'e2e-75'
 """Fine-tunings of the gate G6 in the order in which one is registered."""
 
+CHOSEN = 'e2e-300'
+"""The first of them that separates the control from dense on tuning seeds."""
+
 CONTEXT_64 = dataclasses.replace(
     FAIR,
     claims=(
@@ -152,6 +155,20 @@ CONTEXT_64 = dataclasses.replace(
     repeat_every=6,
 )
 
+FINE_TUNING = dataclasses.replace(
+    CONTEXT_64,
+    claims=('tuned-75', 'tuned-variable', 'tuned-small'),
+    blocks=(
+        Block(tuple(
+            tuned(arm, CHOSEN) for arm in (DENSE, STATIC_75, VARIABLE, SMALL)
+        ), 12),
+        Block((CONTROL, tuned(CONTROL, CHOSEN)), 3),
+    ),
+    sizes={key: CONTEXT_64.sizes[key] for key in ('', 'small')},
+    tasks={CHOSEN: CONTEXT_64.tasks[CHOSEN]},
+    protocol='claims-fine-tuning-64/PROTOCOL-10.md',
+)
+
 GROWTH_METHODS = (
     'static', 'rigl', 'rigl-balanced', 'set', 'granet', 'granet-balanced',
 )
@@ -203,7 +220,7 @@ SCALES = {
     ),
     'fair': FAIR,
     'context-64': CONTEXT_64,
+    'fine-tuning-64': FINE_TUNING,
     'growth': GROWTH,
 }
-"""Scales by name: for CI, a night on two cores, some 26 and some 6 core-hours.
-"""
+"""Scales by name: for CI, a night on two cores, some 26, 2 and 6 core-hours."""

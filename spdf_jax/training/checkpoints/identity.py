@@ -96,7 +96,7 @@ def state_identity(config: RunConfig) -> dict[str, Any]:
   These are those of `run_identity` without what is logged, saved and, unless a
   phase ends or is chosen by its evaluations, evaluated.
   """
-  observing = ('log_every', 'checkpoints.')
+  observing: tuple[str, ...] = ('log_every', 'checkpoints.')
   if not any(phase.early_stop for phase in config.phases):
     observing += ('eval_every', 'evaluation.')
   return {
