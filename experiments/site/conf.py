@@ -141,6 +141,7 @@ _REGISTERED = (
 _MOVED = {
     'PROTOCOL.md': '../claims-fair/PROTOCOL.md',
     'PROTOCOL-8.md': '../claims-context-64/PROTOCOL-8.md',
+    'claims-context-64/README.md': '../claims-context-64/README.md',
     'claims-llama/README.md': '../claims-llama-dynamic-sparsity/README.md',
 }
 
