@@ -196,7 +196,7 @@ def repeated_at(
     counts: Sequence[int],
     calls: int,
 ) -> list[Callable[[], Any]]:
-  """Returns calls that take a step, each as if it were step `count`.
+  """Returns calls that take a step, each of them as step `count`.
 
   The calls share one state, and each has a batch or gradients of its own, so
   that between two mask updates the weights are trained, as in a run. With equal

@@ -152,7 +152,7 @@ _PILOT = 'a pilot of one seed'
 
 
 def _pays(width: int, sparse: Arm, small: Arm) -> list[Claim]:
-  """Returns the claims of a width against the dense models of equal FLOPs."""
+  """Returns the claims about a width and dense models of equal FLOPs."""
   dense = scales.at_flops_of(sparse)
   return [
       Claim(
@@ -218,6 +218,38 @@ _CONTEXT_64 = (
         'gradual', Expected(0.006, 0.0134, f'{_PILOT}; {_OLD}'),
     ),
 )
+# As if paired fine-tunings were independent: sqrt(2) times the deviation of
+# dense models over the tuning seeds.
+_SURVIVES_BY = Expected(0.0, 0.0172, 'tuning seeds of claims-context-64')
+
+
+def _survives(
+    key: str, text: str, arm: Arm, other: Arm, family: str, source: str
+) -> Claim:
+  first, second = (scales.tuned(a, scales.CHOSEN) for a in (arm, other))
+  return Claim(
+      key, f'{text} after fine-tuning', source,
+      (claims.better(first, second, arms.TUNED, _FLOPS_MARGIN),), family,
+      _SURVIVES_BY,
+  )
+
+
+_FINE_TUNING = (
+    _survives(
+        'tuned-75', 'static 75 % is not inferior to dense on all tokens',
+        scales.STATIC_75, scales.DENSE, 'survives',
+        f'{_SPDF}, section 3.3, table 1'
+    ),
+    _survives(
+        'tuned-variable', 'Variable SPDF is not inferior to dense on all '
+        'tokens', scales.VARIABLE, scales.DENSE, 'survives',
+        f'{_VARIABLE}, table 3'
+    ),
+    _survives(
+        'tuned-small', 'static 75 % is not inferior to a smaller dense model '
+        'of equal FLOPs', scales.STATIC_75, scales.SMALL, 'pays', _OWN_QUESTION
+    ),
+)
 _LLAMA = 'Llamas of width 96 at context 256, three seeds'
 
 
@@ -262,5 +294,8 @@ _SKIP = Claim(
     'skipped', Expected(0.008, 0.0105, f'a pilot of one seed; {_LLAMA}'),
 )
 _GROWTH = (*_growth(80), *_growth(90), _SKIP)
-CLAIMS = {claim.key: claim for claim in (*_ALL, *_CONTEXT_64, *_GROWTH)}
+CLAIMS = {
+    claim.key: claim
+    for claim in (*_ALL, *_CONTEXT_64, *_FINE_TUNING, *_GROWTH)
+}
 """Claims by key."""

@@ -96,6 +96,9 @@ EARLY_DENSE = at_flops_of(
 BUDGETS = 'e2e-600', 'e2e-300', 'e2e-150', 'e2e-75'
 """Fine-tunings of the gate G6 in the order in which one is registered."""
 
+CHOSEN = 'e2e-300'
+"""The first of them that separates the control from dense on tuning seeds."""
+
 CONTEXT_64 = dataclasses.replace(
     FAIR,
     claims=(
@@ -103,17 +106,17 @@ CONTEXT_64 = dataclasses.replace(
         'early-64', 'variable-96', 'size', 'gradual',
     ),
     blocks=(
-        # E, on the seeds that tune rates
+        # Fine-tunings for gate G6 (E), on the seeds that tune rates
         Block(tuple(
             tuned(arm, task) for task in BUDGETS for arm in (DENSE, CONTROL)
         ), 0),
-        # B64
+        # Width 64 (B64 in the protocol)
         Block((
             DENSE, at_flops_of(STATIC_75), SMALL, STATIC_75, VARIABLE,
             EARLY_DENSE,
         ), 12),
         Block((CONTROL,), 3),
-        # B96
+        # Width 96 (B96)
         Block((
             sized(DENSE, 'w96'), at_flops_of(sized(STATIC_75, 'w96')),
             sized(DENSE, 'small-w96'), sized(STATIC_75, 'w96'),
@@ -147,9 +150,23 @@ CONTEXT_64 = dataclasses.replace(
     },
     domains={'wikitext': 'wikitext2/wiki.valid.tokens'},
     batches=24,
-    protocol='PROTOCOL-8.md',
+    protocol='claims-context-64/PROTOCOL-8.md',
     tuning_seeds=(101, 102, 103),
     repeat_every=6,
+)
+
+FINE_TUNING = dataclasses.replace(
+    CONTEXT_64,
+    claims=('tuned-75', 'tuned-variable', 'tuned-small'),
+    blocks=(
+        Block(tuple(
+            tuned(arm, CHOSEN) for arm in (DENSE, STATIC_75, VARIABLE, SMALL)
+        ), 12),
+        Block((CONTROL, tuned(CONTROL, CHOSEN)), 3),
+    ),
+    sizes={key: CONTEXT_64.sizes[key] for key in ('', 'small')},
+    tasks={CHOSEN: CONTEXT_64.tasks[CHOSEN]},
+    protocol='claims-fine-tuning-64/PROTOCOL-10.md',
 )
 
 GROWTH_METHODS = (
@@ -183,7 +200,7 @@ GROWTH = dataclasses.replace(
     },
     tasks={},
     domains={},
-    protocol='PROTOCOL-9.md',
+    protocol='claims-growth/PROTOCOL-9.md',
     tuning_seeds=(101, 102),
     repeat_every=0,
 )
@@ -203,7 +220,7 @@ SCALES = {
     ),
     'fair': FAIR,
     'context-64': CONTEXT_64,
+    'fine-tuning-64': FINE_TUNING,
     'growth': GROWTH,
 }
-"""Scales by name: for CI, a night on two cores, some 26 and some 6 core-hours.
-"""
+"""Scales by name: for CI, a night on two cores, some 26, 2 and 6 core-hours."""

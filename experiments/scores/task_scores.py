@@ -326,7 +326,7 @@ def answer(
   tokenizer, module = model.tokenizer, model.module
   end, length = tokenizer.end_of_text, module.config.max_length
   ends = special_tokens.special_of(tokenizer).ends
-  room = length - settings.max_new_tokens  # At least 2, see `_check`.
+  room = length - settings.max_new_tokens  # At least 2, as `_check` ensures.
   prompts = [
       [*special_tokens.begun(tokenizer, tokens)[:room - 1], end]
       for tokens in tokenizer.encode_batch(contexts)

@@ -15,11 +15,11 @@ from spdf_jax import names
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import Source
 
-_ROUNDS = 6  # Of a Feistel network.
+_ROUNDS = 6  # Rounds of a Feistel network.
 
 
 class BatchAt(Protocol):
-  """A function from a step to its batch, or some rows of it."""
+  """A function from a step to its batch, or to some of its rows."""
 
   def __call__(self, step: int, rows: slice = slice(None)) -> Batch:
     """Reads rows of the batch of a step."""

@@ -393,7 +393,8 @@ def _open_torch(path: pathlib.Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as file:
       if any(x.compress_type != zipfile.ZIP_STORED for x in file.infolist()):
         raise ValueError(
-            f'{path} is compressed, as torch.save never does; fetch it again.'
+            f'{path} is compressed, which torch.save does not do; fetch it '
+            'again.'
         )
   try:
     tensors = torch.load(

@@ -88,7 +88,8 @@ def finish(
   ending = statements.ending(name, finished)
   try:
     path = report.write_report(run.workdir, {name: finished})
-  except ImportError as error:  # The run is complete without plots.
+  # A run is complete without plots, so this is only a warning.
+  except ImportError as error:
     logger.warning('there is no report: %s', error)
     return ending
   return f'{ending}\n{path} is written'

@@ -115,14 +115,14 @@ def draw_sparsity(ax: Any, run: RunRecord, end: int, **look: Any) -> float:
 def plot_loss_over_flops(runs: Mapping[str, RunRecord]) -> Any:
   """Plots pre-training validation loss over FLOPs, all runs on one axis.
 
-  A ring marks the boundary of two phases of a run. Only that of the last run
-  with exactly two phases is labelled.
+  A ring marks the end of a phase after which the sparsity differs. Only that of
+  the last run with exactly two phases is labelled.
 
   Args:
     runs: Runs by label.
 
   Returns:
-    A `matplotlib.figure.Figure`.
+    A `matplotlib.figure.Figure`; its lower panel has the planned sparsities.
 
   Raises:
     ImportError: matplotlib is not installed.
@@ -132,7 +132,7 @@ def plot_loss_over_flops(runs: Mapping[str, RunRecord]) -> Any:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
     >>> rows = [{'step': s, 'validation/loss': 4.0 / s} for s in (1, 4)]
     >>> figure = plot_loss_over_flops({'toy': RunRecord('toy', (phase,), rows)})
-    >>> figure.axes[0].get_xlabel()
+    >>> figure.axes[1].get_xlabel()
     'Training FLOPs'
   """
   return _plot_loss_over(runs, 'FLOPs', curves.flops_at)
@@ -151,7 +151,7 @@ def plot_loss_over_tokens(runs: Mapping[str, RunRecord]) -> Any:
     ImportError: matplotlib is not installed.
 
   Example:
-    >>> plot_loss_over_tokens({}).axes[0].get_xlabel()
+    >>> plot_loss_over_tokens({}).axes[1].get_xlabel()
     'Training tokens'
   """
   return _plot_loss_over(runs, 'tokens', curves.tokens_at)
@@ -160,8 +160,8 @@ def plot_loss_over_tokens(runs: Mapping[str, RunRecord]) -> Any:
 def _plot_loss_over(
     runs: Mapping[str, RunRecord], what: str, spent_at: curves.Spent
 ) -> Any:
-  figure = style.new_figure(7, 4.2)
-  ax = figure.subplots()
+  figure = style.new_figure(7, 4.8)
+  ax, lower = figure.subplots(2, sharex=True, height_ratios=(5, 1))
   ends: list[Any] = []
   rings: list[Any] = []
   for index, (label, run) in enumerate(runs.items()):
@@ -175,27 +175,48 @@ def _plot_loss_over(
         amounts, losses, linewidth=1.8, markersize=size, label=label, **look
     )
     ends.append((amounts[-1], losses[-1], label, color))
-    passed = read.pretraining_phases(run)[:-1]
-    for phase in passed:
+    phases = read.pretraining_phases(run)
+    _draw_sparsities(lower, run, amounts, spent_at, color=color)
+    for phase, following in zip(phases, phases[1:]):
       spent = spent_at(run, phase.end)
-      if not amounts[0] <= spent <= amounts[-1]:
+      changes = phase.parts[-1].sparsity != following.parts[0].sparsity
+      if not changes or not amounts[0] <= spent <= amounts[-1]:
         continue
       loss = np.interp(np.log(spent), np.log(amounts), losses)
       ax.plot(spent, loss, 'o', markersize=9, mfc='white', mec=color, mew=1.8)
-      if len(passed) == 1:  # Names of rounds or of all runs would overlap.
+      if len(phases) == 2:  # Names of rounds or of all runs would overlap.
         rings = [(spent, loss, f'end of {phase.name}', color)]
   ax.set(
-      xlabel=f'Training {what}',
       ylabel='Validation loss (nats per token)',
       title=f'Pre-training: validation loss over training {what}',
       xscale='log',
   )
+  lower.set(xlabel=f'Training {what}', ylabel='Zeros (%)', yticks=(0, 50, 100))
   style.polish(ax)
+  style.polish(lower)
+  lower.set_ylim(-8, 108)
   ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())
-  style.log_ticks(ax)
+  style.log_ticks(lower)
   style.label_ends(ax, ends, gap=0.055)
   style.label_points(ax, rings)
   return figure
+
+
+def _draw_sparsities(
+    ax: Any, run: RunRecord, amounts: np.ndarray, spent_at: curves.Spent,
+    **look: Any,
+) -> None:
+  """Draws the planned sparsity, in per cent, between two ends of `amounts`."""
+  steps, sparsities = curves.sparsities_of(run)
+  spent = np.array([spent_at(run, step) for step in steps])
+  inside = (amounts[0] < spent) & (spent < amounts[-1])
+  at = lambda amount: sparsities[np.searchsorted(spent, amount, 'right') - 1]
+  places = [amounts[0], *spent[inside], amounts[-1]]
+  values = [100 * at(place) for place in places[:-1]]
+  ax.plot(
+      places, [*values, values[-1]], drawstyle='steps-post', linewidth=1.8,
+      **look,
+  )
 
 
 def plot_loss_over_steps(runs: Mapping[str, RunRecord]) -> Any:

@@ -73,7 +73,7 @@ class PhaseRecord(NamedTuple):
     )
 
   def until(self, step: int) -> 'PhaseRecord':
-    """Returns the phase without the steps after one of its steps."""
+    """Returns the phase up to one of its steps."""
     if step >= self.end:
       return self
     parts = tuple(
@@ -184,7 +184,7 @@ class RunRecord:
     return self.rows[-1]['step'] if self.rows else 0
 
   def until(self, step: int) -> 'RunRecord':
-    """Returns the run without the steps after a step.
+    """Returns the run up to a step.
 
     Example:
       >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)

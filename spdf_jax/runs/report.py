@@ -52,7 +52,8 @@ _CURVES = (
     'Validation loss over the training FLOPs of pre-training. Learning rates '
     'fall over a whole schedule, so only the end of a curve is the loss of a '
     'finished run; before it, the run is in the middle of its schedule. Dotted '
-    'lines extend final losses to compare them.'
+    'lines extend final losses to compare them. The lower panel has the '
+    'planned zeros of sparsified matrices.'
 )
 _MASKS = (
     'Measured sparsity is that of the sparsified weights at the end of each '
@@ -298,48 +299,6 @@ def runs_table(runs: Mapping[str, RunRecord]) -> str:
   return markdown.markdown_table(_HEADER, rows, numbers=_HEADER[2:])
 
 
-def best_steps(runs: Mapping[str, RunRecord]) -> list[str]:
-  """Describes where phases with an early stop were best.
-
-  Args:
-    runs: Runs by label.
-
-  Returns:
-    A sentence for each phase that has logged its best evaluation.
-
-  Example:
-    >>> phase = PhaseRecord('tune', 0, 8, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
-    >>> rows = [{'step': 8, 'best/step': 4, 'best/target/loss': 2.0}]
-    >>> best_steps({'toy': RunRecord('toy', (phase,), tuple(rows))})
-    ... # doctest: +NORMALIZE_WHITESPACE
-    ['toy: tune was best at step 4 (target/loss 2.00) and ends with its weights
-    at step 8.']
-  """
-  sentences = []
-  for label, run in runs.items():
-    for phase in run.phases:
-      best = run.at_end(phase, 'best/step')
-      if best is None:
-        continue
-      row = next(
-          r for r in reversed(run.rows)
-          if r['step'] == best[0] and 'best/step' in r
-      )
-      values = ', '.join(
-          f'{name.removeprefix("best/")} {markdown.number(value)}'
-          for name, value in row.items()
-          if name.startswith('best/') and name != 'best/step'
-      )
-      end = f'ends with its weights at step {phase.end:,}' if (
-          run.last_step >= phase.end
-      ) else f'is at step {run.last_step:,}'
-      sentences.append(
-          f'{label}: {phase.name} was best at step {best[1]:,} ({values}) and '
-          f'{end}.'
-      )
-  return sentences
-
-
 def mask_updates_table(runs: Mapping[str, RunRecord]) -> str | None:
   """Formats a table of masks: a row for each phase of runs with mask updates.
 
@@ -463,7 +422,7 @@ def write_report(
           for run in runs.values()
           if run.bigram and 'validation/tokens' in run.bigram
       })),
-      *_list(best_steps(runs)),
+      *_list(statements.best_steps(runs)),
       *_list([
           f'{label}: {phase.name}, {note}.' for label, run in runs.items()
           for phase in run.phases for note in phase.notes

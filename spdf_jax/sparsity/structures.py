@@ -245,7 +245,7 @@ def _blocks(
 
 
 def _by_column(structure: Structure) -> Structure:
-  """Returns a structure that ranks the units of each column by themselves."""
+  """Returns a structure that ranks the units of each column separately."""
 
   def unit_shape(shape):
     layers, a, b = structure.unit_shape(shape)
@@ -342,7 +342,7 @@ _STRUCTURES = {
 
 
 def structure_of(value: Any) -> Structure:
-  """Returns a structure given by name, or itself.
+  """Returns the structure with a name, or a given structure.
 
   Args:
     value: A structure; `'unstructured'`; N:M as `'2:4'`; or a mapping with the

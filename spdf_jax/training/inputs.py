@@ -12,7 +12,8 @@ from spdf_jax.training.configs.settings import DataConfig
 
 logger = logging.getLogger('spdf_jax')
 
-# Losses of tokens deviate by some nats, so that a mean of these by hundredths.
+# Losses of tokens deviate by some nats, so the mean over so many tokens
+# deviates by hundredths.
 _FEW_TOKENS = 10_000
 
 

@@ -40,7 +40,7 @@ class OwnSizes:
   hidden_weights: int = 0
 
   features: ClassVar[frozenset[str]] = frozenset()
-  # Matrices are counted over all blocks, and attention is not known.
+  # Matrices are counted over all blocks; the FLOPs of attention are not known.
   n_layers: ClassVar[int] = 1
   n_heads: ClassVar[int] = 0
   attention_width: ClassVar[int] = 0

@@ -238,7 +238,7 @@ class Plan:
 
   @property
   def revive(self) -> optax.Schedule | None:
-    """Deviation of revived weights at a step; `None`: they start at zero."""
+    """Standard deviation of revived weights at a step; `None`: zeros."""
     if not any(phase.revive for phase in self.phases):
       return None
     return optax.join_schedules(

@@ -172,7 +172,7 @@ def test_curation_drops_empty_sides_and_is_split_always_the_same(tmp_path):
   assert data.load_task('curation', tmp_path) == task
 
 
-def test_json_lines_of_ones_own(tmp_path):
+def test_own_json_lines_are_read_as_pairs(tmp_path):
   write(tmp_path, {
       'train.jsonl': '{"context": "c", "target": "t"}\n\n',
       'test.jsonl': '{"context": "c", "references": ["t", "u"], "part": "p"}',
@@ -354,7 +354,12 @@ def test_the_library_is_parsed_once_for_all_processes(tmp_path, monkeypatch):
   assert written.train == (tasks.Pair('bisect f(ä)', 'Wörds.'),)
   read = read_docstrings(tmp_path / 'new', monkeypatch, None)
   assert read == written and read.fingerprint == written.fingerprint
+  (path,) = (tmp_path / 'new').iterdir()
+  version = stdlib.python_identity()['python']
   other = dict(stdlib.python_identity(), python='3.0.0')
+  path.with_name(path.name.replace(version, '3.0.0')).write_text(
+      path.read_text()
+  )
   monkeypatch.setattr(stdlib, 'python_identity', lambda: other)
   assert not read_docstrings(tmp_path / 'new', monkeypatch, lambda: []).train
   assert len(os.listdir(tmp_path / 'new')) == 2

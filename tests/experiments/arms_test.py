@@ -456,6 +456,6 @@ def test_gradual_pruning_costs_what_its_smaller_dense_model_costs(tasks):
     module.name for package in (papers, pool)
     for module in pkgutil.iter_modules(package.__path__, f'{package.__name__}.')
 ])
-def test_examples_in_docstrings_are_true(module):
+def test_examples_in_docstrings_of_the_pool_run(module):
   imported = importlib.import_module(module)
   assert not doctest.testmod(imported).failed

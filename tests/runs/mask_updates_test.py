@@ -49,7 +49,7 @@ STILL = read.RunRecord(
 )
 
 
-def test_a_row_shows_the_last_change_before_it():
+def test_a_row_has_the_last_mask_update_before_it():
   updates = read.mask_updates_in(DYNAMIC, DYNAMIC.phases[0])
   # The changes at 30 and 35 share a row: of the first nothing is known.
   assert [change.step for change in updates] == [20, 35]

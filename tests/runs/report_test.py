@@ -384,7 +384,7 @@ def test_a_run_that_loses_to_the_bigram_is_reported(tmp_path):
   assert 'Fine-tuning' not in text and 'Generations' not in text
 
 
-def test_report_shows_plots_that_are_there(tmp_path, runs):
+def test_a_report_shows_plots_that_exist(tmp_path, runs):
   path = write_report(tmp_path / 'new' / 'report', runs)
   shown = re.findall(r'!\[.*?\]\((.*?)\)', path.read_text())
   assert len(shown) == 4

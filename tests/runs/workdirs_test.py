@@ -156,7 +156,7 @@ def test_flipped_bits_are_refused_or_warned_of(finished, name, caplog):
 
 
 @pytest.mark.parametrize('name', ['plan.json', 'metrics.jsonl'])
-def test_a_file_that_is_missing_or_a_folder_is_named(finished, name):
+def test_a_missing_file_or_a_folder_in_its_place_is_named(finished, name):
   (finished / name).unlink()
   with pytest.raises(FileNotFoundError, match=f'has no {name}; give the'):
     read_run(finished)

@@ -261,12 +261,14 @@ each_mesh = pytest.mark.parametrize('name, axes', slow_except(
 
 
 @each_mesh
-def test_masks_and_moments_lie_with_their_parameters_from_the_start(name, axes):
+def test_masks_and_moments_are_sharded_like_their_parameters_from_the_start(
+    name, axes
+):
   assert not run(name)[axes]['misplaced']
 
 
 @each
-def test_updates_send_no_more_than_counts(name):
+def test_mask_updates_communicate_counts_only(name):
   outcomes = run(name)['Auto']
   assert not outcomes['gathers']
   assert outcomes['reduced'] and max(outcomes['reduced']) <= 64 * 1024

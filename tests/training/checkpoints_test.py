@@ -164,7 +164,7 @@ def test_masks_are_read_wherever_the_optimizer_holds_them(make, tmp_path):
     np.testing.assert_array_equal(masks[name], mask)
 
 
-def test_training_on_does_not_reach_into_a_checkpoint_being_saved(tmp_path):
+def test_continued_training_does_not_change_a_checkpoint_being_saved(tmp_path):
   # The state is donated to the next step while it is still being written.
   run = make_run()
   run = run.open(tmp_path)
@@ -212,7 +212,7 @@ def test_a_checkpoint_of_another_config_is_refused(trained, changes, message):
     )
 
 
-def test_places_are_no_part_of_a_config(trained):
+def test_paths_do_not_count_when_configs_are_compared(trained):
   run = make_run(data__cache_dir='elsewhere', init_from='b')
   assert int(run.open(trained[0]).state.step) == 14
 

@@ -22,7 +22,7 @@ def masked(
   """Multiplies by `sparse_matmul` in place of `dot_general`."""
   if eqn.params['out_sharding'] is not None:
     return 'a product with an out_sharding'
-  # A result wider than the operands is their product in its dtype.
+  # A result in a wider dtype is the product computed in that dtype.
   dtype = functools.reduce(
       jnp.promote_types, [var.aval.dtype for var in (*eqn.invars, *eqn.outvars)]
   )
@@ -59,7 +59,7 @@ def einsum(
 def _multiply(evaluation, eqn, values, dimension_numbers, dtype):
   """Multiplies by `sparse_matmul` in a dtype, or returns what it lacks."""
   contracted, batches = dimension_numbers
-  side = int(values[1].masks is not None)  # That of the weights.
+  side = int(values[1].masks is not None)  # The operand with masks.
   x, w = values[1 - side], values[side]
   array, out = jnp.asarray(x.masked()), eqn.outvars[0].aval
   reason = _unsupported(array, w.array, out)

@@ -80,16 +80,18 @@ def _read(path: Path, identity: Mapping[str, Any]) -> Task:
   found = {name: stored.get(name) for name in identity}
   if found != identity:
     raise ValueError(f'{path} is of {found}, not of {identity}.')
-  return Task(_NAME, *(
+  train, validation, test = (
       tuple(Pair(*pair) for pair in stored[split]) for split in SPLITS
-  ))
+  )
+  return Task(_NAME, train, validation, test)
 
 
 def _parse_library() -> Task:
   splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
   for module, text in stdlib.module_sources():
     splits[stdlib.module_split(module)].extend(docstring_pairs(module, text))
-  return Task(_NAME, *(tuple(splits[split]) for split in SPLITS))
+  train, validation, test = (tuple(splits[split]) for split in SPLITS)
+  return Task(_NAME, train, validation, test)
 
 
 def docstring_pairs(module: str, text: str) -> list[Pair]:

@@ -192,13 +192,13 @@ def update_times_of(
 
 
 def surviving(units: Units) -> jax.Array:
-  """Returns how many connections survive a drop, at most the count to keep."""
+  """Returns the number of units that survive a drop, at most `units.kept`."""
   number = count_kept(units.mask)
   return jnp.minimum(number - number_dropped(units, number), units.kept)
 
 
 def number_dropped(units: Units, number: jax.Array) -> jax.Array:
-  """Returns how many of a number of connections an update drops."""
+  """Returns the number of connections that an update drops."""
   return counts.fraction_of(number, units.drop_fraction, units.carry)
 
 

@@ -140,12 +140,12 @@ def _drop_signed(units: Units) -> jax.Array:
     number = leafwise.count_kept(side)
     number -= counts.fraction_of(number, units.drop_fraction)
     survivors |= topk.keep_largest(units.magnitudes, number, among=side)
-  # Where the sparsity rises, more must be dropped.
+  # Where the sparsity rises, more weights must be dropped.
   return topk.keep_largest(units.magnitudes, units.kept, among=survivors)
 
 
 def _restored(units: Units, survivors: jax.Array) -> jax.Array:
-  """Restores the largest dropped units where too few others can grow."""
+  """Restores the largest dropped units where too few others may grow."""
   number = leafwise.not_enough_pruned(units) - leafwise.count_kept(survivors)
   return survivors | topk.keep_largest(
       units.magnitudes, jnp.maximum(number, 0), among=units.mask & ~survivors

@@ -96,7 +96,7 @@ def state_identity(config: RunConfig) -> dict[str, Any]:
   These are those of `run_identity` without what is logged, saved and, unless a
   phase ends or is chosen by its evaluations, evaluated.
   """
-  observing = ('log_every', 'checkpoints.')
+  observing: tuple[str, ...] = ('log_every', 'checkpoints.')
   if not any(phase.early_stop for phase in config.phases):
     observing += ('eval_every', 'evaluation.')
   return {
@@ -106,7 +106,7 @@ def state_identity(config: RunConfig) -> dict[str, Any]:
 
 
 def past_identity(config: RunConfig, phases: int) -> dict[str, Any]:
-  """Returns the fields that two runs must share to share their first phases.
+  """Returns the fields that must be equal for runs to have equal first phases.
 
   Later phases that continue the learning rate of the last past phase, or share
   its mask updates at percentages of their steps, are included, since their
@@ -133,7 +133,7 @@ def past_identity(config: RunConfig, phases: int) -> dict[str, Any]:
 
 
 def _share_updates(before: Phase, after: Phase) -> bool:
-  """Returns whether two phases have mask updates at shares of both."""
+  """Returns whether two phases share mask updates given in per cent of both."""
   used = after.resolved_algorithm(None)
   return before.algorithm == after.algorithm and any(
       '%' in str(after.algorithm[name]) for name in used

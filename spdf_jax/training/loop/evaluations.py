@@ -91,7 +91,7 @@ class Evaluations:
     best = self._update_best(phase, step, row)
     if best is not None:
       row |= best.row
-    # Weights that are not the best are not those that the phase ends with.
+    # Otherwise the phase ends with the best weights of an earlier step.
     is_last = (is_end or ends_early) and (best is None or best.step == step)
     if is_last and not generated:
       row |= self._generate(step, state)
