@@ -162,6 +162,34 @@ def plot_kept_per_unit(runs: Mapping[str, RunRecord]) -> Any:
   return figure
 
 
+def plot_pictures(runs: Mapping[str, RunRecord]) -> Any:
+  """Draws the mask that varies most, a panel for each run whose masks move.
+
+  Args:
+    runs: Runs by label; runs without a record of masks are omitted.
+
+  Returns:
+    A `matplotlib.figure.Figure`.
+
+  Raises:
+    ValueError: no run has a record of masks.
+    ImportError: matplotlib is not installed.
+
+  Example:
+    >>> picture = {'layer': 'wi', 'densities': [[0.0, 0.5]]}
+    >>> run = RunRecord('toy', (), (), masks={'picture': picture})
+    >>> plot_pictures({'toy': run}).axes[0].get_title()
+    'toy, wi: 75% zeros'
+  """
+  pictures = {
+      label: run.masks['picture'] for label, run in runs.items() if run.masks
+  }
+  return plot_mask({
+      f'{label}, {picture["layer"]}': np.asarray(picture['densities'])
+      for label, picture in pictures.items()
+  })
+
+
 def plot_mask(mask: Any, *, most: int = 16) -> Any:
   """Draws which weights a mask keeps, a panel for each matrix.
 

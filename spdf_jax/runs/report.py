@@ -6,8 +6,6 @@ import os
 import pathlib
 from typing import Any
 
-import numpy as np
-
 from spdf_jax import files
 from spdf_jax.runs import curves
 from spdf_jax.runs import equal_cost
@@ -353,17 +351,6 @@ def mask_updates_table(runs: Mapping[str, RunRecord]) -> str | None:
   )
 
 
-def _plot_masks(runs: Mapping[str, RunRecord]) -> Any:
-  """Draws the most uneven layer of every run whose masks move."""
-  pictures = {
-      label: run.masks['picture'] for label, run in runs.items() if run.masks
-  }
-  return mask_plots.plot_mask({
-      f'{label}, {picture["layer"]}': np.asarray(picture['densities'])
-      for label, picture in pictures.items()
-  })
-
-
 def _percent(point: tuple[int, float] | None) -> str:
   return markdown.MISSING if point is None else markdown.percent(point[1])
 
@@ -450,7 +437,7 @@ def write_report(
     parts += ['## Masks', masks, _MASKS, '![Masks](mask_updates.png)']
     if any(run.masks for run in runs.values()):
       drawn['kept_per_unit'] = mask_plots.plot_kept_per_unit
-      drawn['masks'] = _plot_masks
+      drawn['masks'] = mask_plots.plot_pictures
       parts += [
           _UNITS, '![Kept weights per unit](kept_per_unit.png)',
           '![Pictures of masks](masks.png)',
