@@ -4,6 +4,7 @@ import ast
 import inspect
 import os
 import pathlib
+import re
 import sys
 import textwrap
 from typing import Any
@@ -133,23 +134,24 @@ def _write_signature(
   )
 
 
-# Registered protocols keep their bytes, and with them the links of the day on
-# which they were registered, when all lay in one folder.
-_REGISTERED = (
-    'results/claims-context-64/PROTOCOL-8', 'results/claims-growth/PROTOCOL-9',
-)
-_MOVED = {
-    'PROTOCOL.md': '../claims-fair/PROTOCOL.md',
-    'PROTOCOL-8.md': '../claims-context-64/PROTOCOL-8.md',
-    'claims-context-64/README.md': '../claims-context-64/README.md',
-    'claims-llama/README.md': '../claims-llama-dynamic-sparsity/README.md',
-}
-
-
 def _redirect_links(app: Sphinx, page: str, source: list[str]) -> None:
-  if page in _REGISTERED:
-    for old, new in _MOVED.items():
-      source[0] = source[0].replace(f']({old})', f']({new})')
+  """Redirects links between registered protocols, which keep their bytes.
+
+  When they were registered, all lay in one folder.
+  """
+  del app
+  if '/PROTOCOL' in page:
+    source[0] = re.sub(
+        r'\]\((PROTOCOL[-\d]*\.md)\)', lambda link: f']({_moved(link[1])})',
+        source[0],
+    )
+
+
+def _moved(name: str) -> str:
+  """Returns the path of a protocol from the folder of another one."""
+  results = pathlib.Path(__file__).parents[1] / 'results'
+  (path,) = results.glob(f'*/{name}')
+  return f'../{path.relative_to(results)}'
 
 
 def setup(app: Sphinx) -> None:

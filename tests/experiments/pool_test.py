@@ -2,8 +2,8 @@
 
 import concurrent.futures
 import dataclasses
+import hashlib
 import math
-import re
 import subprocess
 import sys
 import threading
@@ -390,10 +390,11 @@ def test_a_folder_of_claims_has_the_protocol_that_judges_it():
   folders = [path.parent for path in RESULTS.glob('claims-*/results.json')]
   assert len(folders) > 5
   for folder in folders:
-    linked = re.findall(r'\]\((PROTOCOL[-\w]*\.md)\)', (
-        folder / 'README.md'
-    ).read_text())
-    assert linked, folder
+    (protocol,) = folder.glob('PROTOCOL*.md')
+    digest = hashlib.sha256(protocol.read_bytes()).hexdigest()
+    results = json_files.read_json(folder / 'results.json')
+    assert results['identity']['protocol'] == digest, folder
+    assert f']({protocol.name})' in (folder / 'README.md').read_text()
   for scale in SCALES.values():
     assert (RESULTS / scale.protocol).exists()
 
