@@ -77,6 +77,10 @@ def _evaluate() -> str:
   The file is written anew with each score, so that scores are kept if a later
   task fails.
   """
+  if not _TASKS.value:
+    raise ValueError(
+        f'no task is given; set --tasks to {task_scores.describe_tasks()}.'
+    )
   task_scores.parse_tasks(_TASKS.value)
   output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
   if output is not None:

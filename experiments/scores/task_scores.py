@@ -49,15 +49,13 @@ def parse_tasks(tasks: Sequence[str]) -> list[tuple[str, str]]:
     Name and path of each task; `''` is no path.
 
   Raises:
-    ValueError: there is no task, a name is unknown or given twice, a path is
-      missing, or nothing is there.
+    ValueError: a name is unknown or given twice, a path is missing, or nothing
+      is there.
 
   Example:
     >>> parse_tasks(['validation'])
     [('validation', '')]
   """
-  if not tasks:
-    raise ValueError(f'no task is given; set --tasks to {describe_tasks()}.')
   named: list[tuple[str, str]] = []
   for task in tasks:
     name, _, path = task.partition('=')
