@@ -250,6 +250,43 @@ def check_private(path: str | os.PathLike[str]) -> None:
     )
 
 
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str], fix: str) -> Iterator[None]:
+  """Turns whatever goes wrong while a file is read into one sentence.
+
+  Code in the context takes fields for granted: a `KeyError` of a missing one
+  ends in a sentence too.
+
+  Args:
+    path: The file, or a text that names what is read.
+    fix: End of the sentence: what to do if the file cannot be read.
+
+  Raises:
+    OSError: an error of the system that names the file.
+    ValueError: the context raised another error; one whose text names the file
+      is kept as it is.
+
+  Example:
+    >>> with reading('a.json', 'write it again.'):
+    ...   {}['step']
+    Traceback (most recent call last):
+    ValueError: a.json cannot be read (KeyError: 'step'); write it again.
+  """
+  try:
+    yield
+  except (ImportError, InterruptedError):
+    raise
+  except Exception as error:  # Parsers and backends raise any.
+    if isinstance(error, (OSError, ValueError)) and os.fspath(path) in str(
+        error
+    ):
+      raise
+    text = ' '.join(str(error).split())[:300]
+    raise ValueError(
+        f'{path} cannot be read ({type(error).__name__}: {text}); {fix}'
+    ) from error
+
+
 def read_object(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
   """Reads a JSON object from a file.
 
@@ -275,10 +312,8 @@ def read_object(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
   path = pathlib.Path(path)
   if path.exists() and not path.is_file():
     raise ValueError(f'{path} is not a regular file; {fix}')
-  try:
+  with reading(path, fix):
     value = json.loads(path.read_bytes())
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f'{path} is not JSON ({error}); {fix}') from error
   if not isinstance(value, dict):
     raise ValueError(f'{path} holds no JSON object; {fix}')
   return value

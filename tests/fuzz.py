@@ -32,7 +32,6 @@ import numpy as np
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
-import zstandard
 
 from experiments import preparation
 from experiments.preparation import inputs
@@ -246,7 +245,7 @@ def fuzz_documents(folder: pathlib.Path) -> Target:
     writer.write_table(table)
   (folder / 'a.jsonl').write_bytes(lines)
   (folder / 'a.jsonl.gz').write_bytes(gzip.compress(lines))
-  (folder / 'a.jsonl.zst').write_bytes(zstandard.compress(lines))
+  (folder / 'a.jsonl.zst').write_bytes(pyarrow.compress(lines, 'zstd', asbytes=True))
   names = sorted(p.name for p in folder.iterdir())
 
   def attack(rng):

@@ -483,7 +483,7 @@ def test_a_directory_without_a_model_is_refused(gpt_dir, tmp_path):
   (gpt_dir / 'model.safetensors').unlink()
   refuse('has no weights; it must hold', interop.load_hf, gpt_dir)
   (gpt_dir / 'config.json').write_text('{')
-  refuse('config.json is not JSON', interop.load_hf, gpt_dir)
+  refuse('config.json cannot be read', interop.load_hf, gpt_dir)
   (gpt_dir / 'config.json').write_text('[]')
   refuse('holds no JSON object', interop.load_hf, gpt_dir)
 

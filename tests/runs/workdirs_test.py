@@ -108,17 +108,17 @@ def test_broken_metrics_are_refused(tmp_path, rows, message):
 @pytest.mark.parametrize(
     'plan, message',
     [
-        ('{"name"', 'plan.json is not JSON'),
+        ('{"name"', 'plan.json cannot be read'),
         (PLAN | {'phases': []}, 'is not the plan of a run'),
         ({'name': 'toy'}, "KeyError.'phases'"),
         (PLAN | {'phases': [{'name': 'sparse'}]}, "KeyError.'start'"),
         (PLAN | {'phases': 3}, 'is not the plan of a run .TypeError'),
         (PLAN | {'phases': [PHASE | {'steps': 'many'}]}, "steps is 'many'"),
         (PLAN | {'phases': [PHASE | {'mask_updates': [1]}]}, 'is not the plan'),
-        ('', 'plan.json is not JSON'),
+        ('', 'plan.json cannot be read'),
         ('[]', 'plan.json holds no JSON object'),
-        ('[' * 200_000, 'plan.json is not JSON .*recursion'),
-        ('\udcff', 'plan.json is not JSON .*utf-8'),
+        ('[' * 200_000, 'plan.json cannot be read .*recursion'),
+        ('\udcff', 'plan.json cannot be read .*utf-8'),
     ],
 )
 def test_a_broken_plan_is_refused(tmp_path, plan, message):
