@@ -245,7 +245,8 @@ def fuzz_documents(folder: pathlib.Path) -> Target:
     writer.write_table(table)
   (folder / 'a.jsonl').write_bytes(lines)
   (folder / 'a.jsonl.gz').write_bytes(gzip.compress(lines))
-  (folder / 'a.jsonl.zst').write_bytes(pyarrow.compress(lines, 'zstd', asbytes=True))
+  packed = pyarrow.compress(lines, 'zstd', asbytes=True)
+  (folder / 'a.jsonl.zst').write_bytes(packed)
   names = sorted(p.name for p in folder.iterdir())
 
   def attack(rng):

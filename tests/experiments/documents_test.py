@@ -18,7 +18,6 @@ from experiments.preparation.documents import Skipped
 from experiments.preparation.inputs import list_inputs
 from experiments.preparation.inputs import read_documents
 from spdf_jax.data import train_bpe
-from tests.text_files import make_dataset
 from tests.text_files import make_gz
 from tests.text_files import make_parquet
 from tests.text_files import make_zst

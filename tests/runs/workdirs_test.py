@@ -96,9 +96,7 @@ def test_a_phase_owns_the_step_that_ends_it_and_not_the_one_before(tmp_path):
 
 @pytest.mark.parametrize('rows, message', [
     ('', 'holds no rows'),
-    ('{"step": 1}\n{"st\n', 'line 2 is not JSON'),
-    ('{"step": 1, "a/b": "c"}\n', "line 1 has the value 'c' of 'a/b'"),
-    ('{"step": 1, "a/b": [1]}\n', "line 1 has the value .1. of 'a/b'"),
+    ('{"step": 1}\n{"st\n', 'line 2 cannot be read'),
 ])
 def test_broken_metrics_are_refused(tmp_path, rows, message):
   with pytest.raises(ValueError, match=message):
@@ -109,12 +107,12 @@ def test_broken_metrics_are_refused(tmp_path, rows, message):
     'plan, message',
     [
         ('{"name"', 'plan.json cannot be read'),
-        (PLAN | {'phases': []}, 'is not the plan of a run'),
-        ({'name': 'toy'}, "KeyError.'phases'"),
-        (PLAN | {'phases': [{'name': 'sparse'}]}, "KeyError.'start'"),
-        (PLAN | {'phases': 3}, 'is not the plan of a run .TypeError'),
-        (PLAN | {'phases': [PHASE | {'steps': 'many'}]}, "steps is 'many'"),
-        (PLAN | {'phases': [PHASE | {'mask_updates': [1]}]}, 'is not the plan'),
+        (PLAN | {'phases': []}, 'plan.json cannot be read .ValueError'),
+        ({'name': 'toy'}, "plan.json cannot be read .KeyError: 'phases'"),
+        (PLAN | {'phases': [{'name': 'sparse'}]}, "KeyError: 'start'"),
+        (PLAN | {'phases': 3}, 'plan.json cannot be read .TypeError'),
+        (PLAN | {'phases': [PHASE | {'steps': 'many'}]}, 'TypeError'),
+        (PLAN | {'phases': [PHASE | {'mask_updates': [1]}]}, 'TypeError'),
         ('', 'plan.json cannot be read'),
         ('[]', 'plan.json holds no JSON object'),
         ('[' * 200_000, 'plan.json cannot be read .*recursion'),
