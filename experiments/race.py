@@ -436,13 +436,13 @@ def _costs(
   path = folder / _RECORD
   if path.exists():
     pool_identity.check_same(path, identity)
-    record = files.unseal(
-        files.read_object(path, 'give another workdir.'), path
-    )
-    return {
-        name: [PhaseCost(*phase) for phase in phases]
-        for name, phases in record['phases'].items()
-    }, record
+    fix = 'give another workdir.'
+    record = files.unseal(files.read_object(path, fix), path, fix)
+    with files.reading(path, fix):
+      return {
+          name: [PhaseCost(*phase) for phase in phases]
+          for name, phases in record['phases'].items()
+      }, record
   if (folder / 'runs').exists():
     raise ValueError(
         f'workdir {str(folder)!r} has runs and no {_RECORD}, so that their '

@@ -277,9 +277,10 @@ def reading(path: str | os.PathLike[str], fix: str) -> Iterator[None]:
   except (ImportError, InterruptedError):
     raise
   except Exception as error:  # Parsers and backends raise any.
-    if isinstance(error, (OSError, ValueError)) and os.fspath(path) in str(
-        error
-    ):
+    is_named = os.fspath(path) in str(error)
+    if isinstance(error, OSError) and (is_named or error.filename):
+      raise
+    if isinstance(error, ValueError) and is_named:
       raise
     text = ' '.join(str(error).split())[:300]
     raise ValueError(
@@ -338,12 +339,16 @@ def seal(fields: Mapping[str, Any]) -> dict[str, Any]:
   return {**plain, _DIGEST: _digest(plain)}
 
 
-def unseal(fields: Mapping[str, Any], place: Any) -> dict[str, Any]:
+def unseal(
+    fields: Mapping[str, Any], place: Any,
+    fix: str = 'restore the file from a copy, or create it again.',
+) -> dict[str, Any]:
   """Removes the digest of the fields, after comparing it with them.
 
   Args:
     fields: Fields that `seal` returned.
     place: File of the fields, for the error message.
+    fix: End of the error message.
 
   Returns:
     The fields without the digest.
@@ -364,7 +369,7 @@ digest in its field 'sha256'; restore the file from a copy, or create it again.
   if fields.get(_DIGEST) != _digest(plain):
     raise ValueError(
         f'{place} is damaged, because its fields do not have the digest in its '
-        f'field {_DIGEST!r}; restore the file from a copy, or create it again.'
+        f'field {_DIGEST!r}; {fix}'
     )
   return plain
 

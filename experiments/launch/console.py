@@ -168,7 +168,8 @@ def _end(error: BaseException, begun: bool) -> int:
         'checkpoint.'
     )
   elif 'Unable to initialize backend' not in text and (
-      not isinstance(error, _EXPECTED) or begun and isinstance(error, ValueError)
+      begun and isinstance(error, ValueError)
+      or not isinstance(error, _EXPECTED)
   ):
     text = f'{type(error).__name__}: {text:.300}'.rstrip('.')
     text += f'; {_keep_traceback(error)}'

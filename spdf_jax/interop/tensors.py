@@ -346,10 +346,6 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         f'{path.parent} has no {path.name}; give the directory of a model that '
         'transformers or spdf_jax saved.'
     ) from error
-  except OSError as error:
-    raise ValueError(
-        f'{path} cannot be read ({error.strerror}); fetch or export it again.'
-    ) from error
 
 
 def _read_tensor(file: Any, path: pathlib.Path, name: str) -> np.ndarray:
