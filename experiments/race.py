@@ -352,7 +352,10 @@ def race(
       check_spread(arm, done, spread)
   entries = [entry(racer, seeds) for racer in racers]
   done = pool_processes.run_pool(runner, entries, done, cores, len(cores))
-  return race_report.write_report(folder, given, entries, phases, done)
+  with files.reading(
+      folder / 'runs', f'delete the {pool_worker.OUTCOME} of runs of others.'
+  ):
+    return race_report.write_report(folder, given, entries, phases, done)
 
 
 def check_data(configs: Mapping[str, ml_collections.ConfigDict]) -> None:

@@ -52,7 +52,7 @@ def write_json(path: str | os.PathLike, value: Any, indent: int) -> None:
 
 def read_json(path: str | os.PathLike) -> Any:
   """Reads a file that `write_json` wrote."""
-  with files.reading(path, 'delete it, so that it is written again.'):
+  with files.reading(path, 'delete it, and it is written again.'):
     return decode(pathlib.Path(path).read_text('utf-8'))
 
 
