@@ -277,7 +277,7 @@ def reading(path: str | os.PathLike[str], fix: str) -> Iterator[None]:
   except (ImportError, InterruptedError):
     raise
   except Exception as error:  # Parsers and backends raise any.
-    is_named = os.fspath(path) in str(error)
+    is_named = os.fspath(path) in str(error) and '\n' not in str(error)
     if isinstance(error, OSError) and (is_named or error.filename):
       raise
     if isinstance(error, ValueError) and is_named:
