@@ -166,7 +166,7 @@ def test_a_dtype_that_numpy_lacks_is_refused(gpt_dir):
   entry['dtype'], entry['shape'] = 'F8_E4M3', [64]
   text = json.dumps(header).encode()
   path.write_bytes(len(text).to_bytes(8, 'little') + text + data[8 + size:])
-  refuse(gpt_dir, path, "'transformer.ln_f.bias' in a dtype that NumPy lacks")
+  refuse(gpt_dir, path, "'transformer.ln_f.bias' cannot be read")
 
 
 def test_a_mask_of_other_weights_is_refused(gpt_dir):
