@@ -273,6 +273,9 @@ def reading(path: str | os.PathLike[str], fix: str) -> Iterator[None]:
     ValueError: a.json cannot be read (KeyError: 'step'); write it again.
   """
   try:
+    usual = os.path.isfile(path), os.path.isdir(path)
+    if os.path.exists(path) and not any(usual):  # It would block its reader.
+      raise ValueError(f'{path} is a pipe or a device; {fix}')
     yield
   except (ImportError, InterruptedError):
     raise

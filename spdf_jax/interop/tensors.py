@@ -344,7 +344,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _read_tensor(file: Any, path: pathlib.Path, name: str) -> np.ndarray:
-  with files.reading(f'{path}: {name!r}', f'read {", ".join(DTYPES)}.'):
+  with files.reading(f'{path}: {name!r}', f'convert it to {DTYPES[0]}.'):
     return file.get_tensor(name)
 
 

@@ -1,6 +1,7 @@
 """Working directories are read completely, or refused in one sentence."""
 
 import json
+import os
 
 import pytest
 
@@ -151,6 +152,13 @@ def test_flipped_bits_are_refused_or_warned_of(finished, name, caplog):
     except ValueError:
       continue
     assert run == sound or any(name in text for text in caplog.messages)
+
+
+def test_a_pipe_in_the_place_of_generations_is_refused(finished):
+  (finished / 'generations').mkdir()
+  os.mkfifo(finished / 'generations' / 'step_00000003.jsonl')
+  with pytest.raises(ValueError, match='step_00000003.jsonl is a pipe or a'):
+    read_run(finished)
 
 
 @pytest.mark.parametrize('name', ['plan.json', 'metrics.jsonl'])

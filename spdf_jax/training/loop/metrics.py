@@ -147,18 +147,18 @@ def _objects(
 ) -> Iterator[dict[str, Any]]:
   """Yields the objects of a file; calls `seen` with every line."""
   number, line = 0, b''
-  try:
-    with pathlib.Path(path).open('rb') as file:
+  with files.reading(path, _MEND), pathlib.Path(path).open('rb') as file:
+    try:
       for line in file:
         number += 1
         seen(line)
         if line.strip():
           yield parse(line)
-  except Exception as error:
-    if line.strip() and not line.endswith(b'\n'):
-      return  # The write was cut off.
-    with files.reading(f'{path} line {number}', _MEND):
-      raise error
+    except Exception as error:
+      if line.strip() and not line.endswith(b'\n'):
+        return  # The write was cut off.
+      with files.reading(f'{path} line {number}', _MEND):
+        raise error
 
 
 def _parse(line: bytes) -> dict[str, Any]:
