@@ -51,8 +51,9 @@ _LISTED = flags.DEFINE_bool(
     flag_values=FLAGS,
 )
 _TASKS = flags.DEFINE_list(
-    'tasks', None, 'Tasks, NAME or NAME=PATH, separated by commas.',
-    required=True, flag_values=FLAGS,
+    'tasks', [],
+    f'Tasks, separated by commas: {task_scores.describe_tasks()}.',
+    flag_values=FLAGS,
 )
 _OUTPUT = flags.DEFINE_string(
     'output', None,

@@ -23,7 +23,7 @@ from experiments.launch import compilation_cache
 from experiments.launch import console
 from experiments.scores import language_models
 from spdf_jax import evaluation
-from spdf_jax.accelerator import lists
+from spdf_jax.accelerator import listed_matrix
 from spdf_jax.data import special_tokens
 from spdf_jax.evaluation.generation import Choose
 
@@ -51,7 +51,7 @@ _MAX_NEW_TOKENS = flags.DEFINE_integer(
     lower_bound=1, flag_values=FLAGS,
 )
 _DTYPE = flags.DEFINE_enum(
-    'dtype', None, lists.DTYPES,
+    'dtype', None, listed_matrix.DTYPES,
     'Dtype of the kept weights; by default as stored.',
     flag_values=FLAGS,
 )
@@ -132,7 +132,7 @@ def _write_continuation(
   seconds = times[-1] - times[0] if number > 1 else 0
   speed = f'{(number - 1) / seconds:.1f} tokens/s' if seconds else 'one step'
   stored = sum(x.nbytes for x in jax.tree.leaves(model.params))
-  # Linux gives KiB.
+  # Linux reports KiB.
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
   print(
       f'{number} tokens, {speed}; parameters {stored / 2**20:,.1f} MiB, peak '

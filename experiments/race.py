@@ -254,7 +254,7 @@ def scaled(
 def _times(duration: Any, factor: float) -> Any:
   match = re.fullmatch(r'\s*([0-9.]+)([^%]*)', str(duration))
   if match is None:
-    return duration  # None, a share of the phase, or a function.
+    return duration  # None, a fraction of the phase, or a function.
   number, unit = match.groups()
   amount = float(number) * factor
   if amount and unit.strip() in ('', 'step', 'steps'):

@@ -244,7 +244,7 @@ def _train_all(
 
 @contextlib.contextmanager
 def _named(name: str) -> Iterator[None]:
-  """Adds the name of a run to its errors."""
+  """Adds the name of a run to the message of its errors."""
   try:
     yield
   except InterruptedError:

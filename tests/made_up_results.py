@@ -17,10 +17,10 @@ from experiments.papers.gates import check
 from experiments.papers.gates import failures
 from experiments.papers.gates import Gate
 from experiments.papers.paper_claims import CLAIMS
-from experiments.papers.reproduction import Reproduction
 from experiments.papers.scales import SCALES
 from experiments.pool import pool
 from experiments.pool.worker import OUTCOME
+from experiments.reproduce import Reproduction
 
 FAIR = SCALES['fair']
 

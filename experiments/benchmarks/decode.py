@@ -26,8 +26,8 @@ from spdf_jax import evaluation
 from spdf_jax import models
 from spdf_jax.accelerator import list_matrix
 from spdf_jax.accelerator import listed_matmul
+from spdf_jax.accelerator import listed_matrix
 from spdf_jax.accelerator import ListedMatrix
-from spdf_jax.accelerator import lists
 from spdf_jax.accelerator import native
 from spdf_jax.sparsity import trees
 
@@ -40,7 +40,7 @@ SPEEDUPS = {
 """Smallest speed-ups of hidden products, by number of tokens and sparsity."""
 BATCH_SIZES = (1, 4, 16)
 CONTEXT = 128
-_LENGTH = 144  # Of the cache.
+_LENGTH = 144  # Tokens in the cache.
 
 
 class Case(NamedTuple):
@@ -114,7 +114,7 @@ def measure_case(
   variants = _make_variants(case, rng)
   peers = {
       dtype: pytorch.convert(variants[0].params, dtype)
-      for dtype in lists.DTYPES if pytorch.is_installed()
+      for dtype in listed_matrix.DTYPES if pytorch.is_installed()
   }
   for tokens, targets in SPEEDUPS.items():
     yield from _measure_products(case, tokens, targets, variants, repeats, rng)
@@ -206,7 +206,7 @@ def _make_variants(case: Case, rng: np.random.Generator) -> list[_Variant]:
       if _is_hidden(path, x) and x.shape not in listed:
         mask = rng.random(x.shape, np.float32) >= sparsity
         listed[x.shape] = list_matrix(x, mask)
-    for dtype in lists.DTYPES:
+    for dtype in listed_matrix.DTYPES:
       convert = lambda path, x, like=listed, dtype=dtype: (
           _copied(like[x.shape], dtype) if _is_hidden(path, x) else x
       )

@@ -56,7 +56,8 @@ def register(command_flags: flags.FlagValues) -> None:
   """
   for name in command_flags:
     flags.DEFINE_flag(command_flags[name], module_name=sys.argv[0])
-  command_flags.mark_as_parsed()  # With `flags.FLAGS`, which holds them, too.
+  # Also with `flags.FLAGS`, which contains them.
+  command_flags.mark_as_parsed()
 
 
 class _EndsWith0(flags.BooleanFlag):

@@ -190,7 +190,9 @@ def train(run: training.Run, workdir: pathlib.Path) -> dict[str, Any]:
   steps, flops = 0, 0.0
   if rows:  # A run may diverge before its first row.
     record = runs.read_run(workdir)
-    steps, flops = record.last_step, runs.flops_at(record, record.last_step)
+    steps = record.last_step
+    # Reports add the runs that it starts from.
+    flops = runs.flops_at(record, steps) - record.before.flops
   outcome |= {
       'flops': flops,
       'steps': steps,

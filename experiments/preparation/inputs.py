@@ -173,7 +173,7 @@ def modification_times(files: list[Path]) -> list[int]:
 
 
 def size_of(file: Path) -> int:
-  """Returns the bytes of a file or dataset on disk; 1 for a file of a stream.
+  """Returns the bytes of a file or dataset on disk; 1 for a streamed file.
 
   Args:
     file: A path of `list_inputs`.

@@ -138,7 +138,8 @@ class Unfinished:
     for split, result in encoded.items():
       file = self._file(split)
       file.write(result.data)
-      # Else a file that an error left open could write into a later corpus.
+      # Otherwise a file that an error left open could write into a later
+      # corpus.
       file.flush()
       counts = self.state['splits'][split]
       counts['size'] += len(result.data)

@@ -2,10 +2,10 @@
 """Sparse compute as JAX primitives, and their lowerings."""
 
 from spdf_jax.accelerator import pallas  # noqa: F401  (registers)
-from spdf_jax.accelerator.lists import list_matrix
-from spdf_jax.accelerator.lists import list_params
-from spdf_jax.accelerator.lists import listed_matmul
-from spdf_jax.accelerator.lists import ListedMatrix
+from spdf_jax.accelerator.listed_matrix import list_matrix
+from spdf_jax.accelerator.listed_matrix import list_params
+from spdf_jax.accelerator.listed_matrix import listed_matmul
+from spdf_jax.accelerator.listed_matrix import ListedMatrix
 from spdf_jax.accelerator.native import NATIVE
 from spdf_jax.accelerator.primitives import matmuls_saveable
 from spdf_jax.accelerator.primitives import sampled_matmul_p

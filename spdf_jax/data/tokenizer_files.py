@@ -200,7 +200,7 @@ def _with_named(tokenizer: Tokenizer, folder: Path | None) -> Tokenizer:
 def _stated_by(text: str, folder: Path | None) -> SpecialTokens:
   """Returns the special tokens of a tokenizer.json and the files beside it."""
   fields = json.loads(text)
-  if folder is None:  # Only the file itself was given.
+  if folder is None:  # Only the file itself was given, without its folder.
     begin = template_begin(fields.get('post_processor'))
     return SpecialTokens(begin, begin is not None)
   vocabulary = fields.get('model', {}).get('vocab', {})

@@ -10,7 +10,7 @@ from spdf_jax.evaluation.baselines import LARGEST_VOCABULARY
 from spdf_jax.evaluation.beam_search import beam_search
 from spdf_jax.evaluation.beam_search import BeamSearch
 from spdf_jax.evaluation.beam_search import PROTOCOLS
-from spdf_jax.evaluation.decoders import CachedModel
+from spdf_jax.evaluation.cached_decoding import CachedModel
 from spdf_jax.evaluation.generation import decode_stream
 from spdf_jax.evaluation.generation import generate
 from spdf_jax.evaluation.generation import greedy

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spdf_jax.evaluation import decoders
+from spdf_jax.evaluation import cached_decoding
 from spdf_jax.evaluation import generation
 from spdf_jax.evaluation import prompt_batches
-from spdf_jax.evaluation.decoders import Decoder
+from spdf_jax.evaluation.cached_decoding import Decoder
 
 PyTree = Any
 
@@ -126,9 +126,9 @@ def beam_search(
   generations: list[list[int]] = [[] for _ in prompts]
   for batch in prompt_batches.batches(
       prompts, max_new_tokens, batch_size, length,
-      decoders.vocab_size_of(decoder),
+      cached_decoding.vocab_size_of(decoder),
   ):
-    tokens_BxT, lengths_B = decoders.fetch(_search(
+    tokens_BxT, lengths_B = cached_decoding.fetch(_search(
         decoder, search, batch.prompt_length, max_new_tokens, ends, params,
         batch.tokens_BxL, batch.starts_B, batch.stops_B,
     ))
@@ -174,7 +174,7 @@ def _search(
   score = lambda sums, number: sums / number ** search.length_penalty
 
   def may_win(state):
-    """Returns the prompts of which a beam can still become the best [B]."""
+    """Returns which prompts have a beam that can still become the best, [B]."""
     # Sums can only decrease, and the score is monotonic in the length for a
     # given sum, so the next or the last length gives an upper bound.
     lengths_2xB = jnp.stack([
@@ -208,7 +208,7 @@ def _search(
           state.tokens_BxNxT, jnp.broadcast_to(state.step, stuck_BxN.shape),
       )
       sums_BxN = jnp.where(stuck_BxN, -jnp.inf, sums_BxN)
-      # Where all are excluded, the softmax would be NaN.
+      # If all tokens were excluded, the softmax would be NaN.
       repeats_BxNxV &= ~stuck_BxN[..., None]
       logits_BxNxV = jnp.where(repeats_BxNxV, -jnp.inf, logits_BxNxV)
     sums_BxNxV = sums_BxN[..., None] + jax.nn.log_softmax(logits_BxNxV)

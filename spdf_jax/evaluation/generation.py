@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.data import Tokenizer
-from spdf_jax.evaluation import decoders
+from spdf_jax.evaluation import cached_decoding
 from spdf_jax.evaluation import prompt_batches
-from spdf_jax.evaluation.decoders import Decoder
+from spdf_jax.evaluation.cached_decoding import Decoder
 from spdf_jax.sparsity import masks
 
 PyTree = Any
@@ -160,9 +160,9 @@ def generate(
   generations: list[list[int]] = [[] for _ in prompts]
   for batch in prompt_batches.batches(
       prompts, max_new_tokens, batch_size, length,
-      decoders.vocab_size_of(decoder),
+      cached_decoding.vocab_size_of(decoder),
   ):
-    tokens_BxL, cursors_B = decoders.fetch(_extend(
+    tokens_BxL, cursors_B = cached_decoding.fetch(_extend(
         decoder, choose, batch.prompt_length, params, batch.tokens_BxL,
         batch.starts_B, batch.stops_B, jnp.atleast_1d(jnp.asarray(end_of_text)),
         key, batch.numbers_B,
@@ -280,7 +280,8 @@ def stream(
     2
   """
   (batch,) = prompt_batches.batches(
-      [prompt], max_new_tokens, 1, length, decoders.vocab_size_of(decoder)
+      [prompt], max_new_tokens, 1, length,
+      cached_decoding.vocab_size_of(decoder),
   )
   key = masks.typed_key(key)
   key = jax.random.fold_in(key, 0)  # `generate` folds in the prompt's number.

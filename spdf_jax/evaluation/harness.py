@@ -12,7 +12,7 @@ from spdf_jax.data import special_tokens
 from spdf_jax.data import Tokenizer
 from spdf_jax.evaluation import generation
 from spdf_jax.evaluation import likelihood
-from spdf_jax.evaluation.decoders import Decoder
+from spdf_jax.evaluation.cached_decoding import Decoder
 from spdf_jax.evaluation.likelihood import Continuation
 from spdf_jax.evaluation.likelihood import Likelihood
 from spdf_jax.evaluation.loss import ApplyFn

@@ -16,7 +16,7 @@ import numpy as np
 from spdf_jax import extras
 from spdf_jax import lowerings
 from spdf_jax import models
-from spdf_jax.accelerator import lists
+from spdf_jax.accelerator import listed_matrix
 from spdf_jax.interop import configs
 from spdf_jax.interop import layouts
 from spdf_jax.interop import tensors
@@ -119,7 +119,8 @@ def load_hf(
     layouts.check_masks(str(path), masks, expected)
     layouts.refuse_pruned_weights(str(path), arrays, masks)
   leaves: Arrays = {}
-  for tensor in layout:  # One by one, since a copy of all may not fit.
+  # One by one, since a copy of all tensors may not fit into memory.
+  for tensor in layout:
     part = _as_float32({tensor.name: arrays.pop(tensor.name)})
     leaves |= layouts.from_tensors([tensor], part, shapes)
   kept = layouts.from_tensors(layout, masks, shapes)
@@ -186,7 +187,7 @@ def load_listed(
           transposed=tensor.transposed, dtype=dtype,
       )
     sizes = [shapes[part][-1] for part in tensor.parts]
-    leaves |= zip(tensor.parts, lists.split_outputs(matrix, sizes))
+    leaves |= zip(tensor.parts, listed_matrix.split_outputs(matrix, sizes))
   embedding = layout[0]
   arrays = _read({k: stored[k] for k in tied if k in stored}, False)
   arrays[embedding.name] = leaves[embedding.parts[0]]
@@ -344,7 +345,7 @@ def _read_pruned(
             f'{name!r} of shape {x.shape}; save both again.'
         )
     elif x.ndim == 2 and np.isnan(x).mean() >= _NAN_SHARE:
-      kept[name] = ~np.isnan(x)  # As checkpoints of Cerebras store them.
+      kept[name] = ~np.isnan(x)  # Checkpoints of Cerebras mark zeros by NaN.
     if name in kept:
       x = np.where(kept[name], x, np.zeros_like(x))
     if not allow_non_finite and not np.isfinite(x).all():
@@ -370,7 +371,7 @@ def _normalized(stored: Stored, config: GPTConfig | LlamaConfig) -> Stored:
       continue
     name = _WRAPPERS.sub('', k)
     if name != layouts.HEAD and not name.startswith(prefix):
-      name = prefix + name  # Old files lack it.
+      name = prefix + name  # Old files lack the prefix.
     if name in named:
       raise ValueError(
           f'{x.path} has both {named[name]!r} and {k!r}, which are names of '

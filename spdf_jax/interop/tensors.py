@@ -19,7 +19,7 @@ import numpy as np
 from spdf_jax import extras
 from spdf_jax import files
 from spdf_jax import packing
-from spdf_jax.accelerator import lists
+from spdf_jax.accelerator import listed_matrix
 
 WEIGHTS = 'model.safetensors'
 COMPACT = 'model.compact.safetensors'
@@ -286,7 +286,7 @@ def list_tensor(
     *,
     transposed: bool,
     dtype: Any = None,
-) -> lists.ListedMatrix:
+) -> listed_matrix.ListedMatrix:
   """Lists the kept weights of a matrix.
 
   Args:
@@ -322,7 +322,7 @@ def list_tensor(
   indices = np.broadcast_to(inputs, mask.shape)[mask]
   if dtype is None and values.dtype == np.float16:
     dtype = np.float32
-  return lists.list_values(
+  return listed_matrix.list_values(
       values if dtype is None else values.astype(dtype),
       indices, mask.sum(axis=1, dtype=np.int64), len(inputs),
   )
@@ -373,7 +373,8 @@ def _open_torch(path: pathlib.Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as file:
       if any(x.compress_type != zipfile.ZIP_STORED for x in file.infolist()):
         raise ValueError(
-            f'{path} is compressed, as torch.save never does; fetch it again.'
+            f'{path} is compressed, which torch.save does not do; fetch it '
+            'again.'
         )
   # Damage, or objects besides tensors.
   with files.reading(path, 'convert it to safetensors with transformers.'):

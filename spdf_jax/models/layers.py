@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from spdf_jax.accelerator import bf16_matmul
-from spdf_jax.accelerator import lists
+from spdf_jax.accelerator import listed_matrix
 from spdf_jax.accelerator import primitives
-from spdf_jax.accelerator.lists import ListedMatrix
+from spdf_jax.accelerator.listed_matrix import ListedMatrix
 from spdf_jax.packing import PackedMask
 
 
@@ -60,7 +60,7 @@ class MaskedDense(nn.Module):
       kernel = self.param('kernel', self.kernel_init, shape, jnp.float32)
     x = x.astype(self.dtype)
     if isinstance(kernel, ListedMatrix):
-      y = lists.listed_matmul(x, kernel, lowering=self.lowering)
+      y = listed_matrix.listed_matmul(x, kernel, lowering=self.lowering)
     elif mask is None:
       y = bf16_matmul.matmul(x, kernel.astype(self.dtype))
     else:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from spdf_jax import files
 from spdf_jax.costs.plan_costs import Span
 from spdf_jax.runs import markdown
+from spdf_jax.training.loop import mask_record
 from spdf_jax.training.loop import metrics
 
 logger = logging.getLogger('spdf_jax')
@@ -73,7 +74,7 @@ class PhaseRecord(NamedTuple):
     )
 
   def until(self, step: int) -> 'PhaseRecord':
-    """Returns the phase without the steps after one of its steps."""
+    """Returns the phase up to one of its steps."""
     if step >= self.end:
       return self
     parts = tuple(
@@ -112,6 +113,35 @@ def _between(
   )))
 
 
+class SpentBefore(NamedTuple):
+  """What other runs took for the checkpoint that a run starts from.
+
+  The past phases of a run that continues another one by `resume` are phases of
+  its own plan, so that of those only the seconds are counted here.
+
+  Attributes:
+    source: The checkpoint, as the config names it; `''`: there is none.
+    is_recorded: Whether the run of the checkpoint could be read.
+    steps: Number of steps.
+    tokens: Number of training tokens.
+    flops: Training FLOPs.
+    dense_flops: Training FLOPs of the same steps without sparsity.
+    seconds: Training seconds; `None`: unknown.
+  """
+
+  source: str = ''
+  is_recorded: bool = True
+  steps: int = 0
+  tokens: int = 0
+  flops: float = 0.0
+  dense_flops: float = 0.0
+  seconds: float | None = 0.0
+
+
+FROM_SCRATCH = SpentBefore()
+"""Nothing was spent for a run that starts from initial parameters."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
   """A run: its plan, and one row of values for each logged step.
@@ -130,6 +160,9 @@ class RunRecord:
     compute: A sentence on the kernels of the products.
     totals: Planned totals against dense training, see `costs.plan_costs`.
     data: The `corpus`, `tokenizer` and `task` of the config.
+    before: What other runs took for the checkpoint that this one starts from.
+    masks: The last masks of a run whose masks move, see
+      `training.loop.mask_record`; empty for others.
 
   Example:
     >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
@@ -154,6 +187,8 @@ class RunRecord:
   compute: str = ''
   totals: Sequence[Mapping[str, Any]] = ()
   data: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  before: SpentBefore = FROM_SCRATCH
+  masks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def is_sparse(self) -> bool:
@@ -166,7 +201,7 @@ class RunRecord:
     return self.rows[-1]['step'] if self.rows else 0
 
   def until(self, step: int) -> 'RunRecord':
-    """Returns the run without the steps after a step.
+    """Returns the run up to a step.
 
     Example:
       >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
@@ -223,6 +258,7 @@ def _read_plan(path: pathlib.Path) -> dict[str, Any]:
     plan = {name: stored[name] for name in _IN_PLAN}
     # The archived runs of the papers' tables have no such field.
     plan['data'] = stored.get('data', {})
+    plan['before'] = SpentBefore(**stored.get('before') or {})
     plan['phases'] = tuple(map(_phase_record, plan['phases']))
     if max(phase.end for phase in plan['phases']) < 1:
       raise ValueError('it has no steps')
@@ -250,7 +286,7 @@ def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
 def read_run(workdir: str | os.PathLike[str]) -> RunRecord:
   """Reads a run, finished or not, from its working directory.
 
-  Reads `plan.json`, `metrics.jsonl` and, if present,
+  Reads `plan.json`, `metrics.jsonl` and, if present, `masks.json` and
   `generations/step_<step>.jsonl`. Lines of metrics with the same step become
   one row. An incomplete last line of a killed run is ignored.
 
@@ -286,7 +322,33 @@ def read_run(workdir: str | os.PathLike[str]) -> RunRecord:
       for file in sorted((workdir / 'generations').glob('step_*.jsonl'))
       if file.stem.removeprefix('step_').isdigit()
   }
-  return RunRecord(**plan, rows=rows, generations=generations)
+  return RunRecord(
+      **plan, rows=rows, generations=generations, masks=read_masks(workdir)
+  )
+
+
+def read_masks(workdir: str | os.PathLike[str]) -> dict[str, Any]:
+  """Reads the record of a run's masks from its working directory.
+
+  Args:
+    workdir: Working directory of the run.
+
+  Returns:
+    The record, see `training.loop.mask_record`; empty if there is none, since
+    the masks of the run do not move.
+
+  Raises:
+    ValueError: the file is damaged.
+
+  Example:
+    >>> read_masks('runs/missing')
+    {}
+  """
+  path = pathlib.Path(workdir) / mask_record.FILE
+  if not path.is_file():
+    return {}
+  fix = 'delete it; the report is then written without pictures of masks.'
+  return files.unseal(files.read_object(path, fix), path)
 
 
 def pretraining_phases(run: RunRecord) -> list[PhaseRecord]:
@@ -310,8 +372,12 @@ def pretraining_phases(run: RunRecord) -> list[PhaseRecord]:
   return phases
 
 
-def seconds_of(run: RunRecord, phases: Sequence[PhaseRecord]) -> float | None:
-  """Returns the total of training seconds logged in phases, or None.
+def seconds_of(
+    run: RunRecord,
+    phases: Sequence[PhaseRecord],
+    before: SpentBefore = FROM_SCRATCH,
+) -> float | None:
+  """Returns the training seconds logged in phases, and those before, or None.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
@@ -321,7 +387,9 @@ def seconds_of(run: RunRecord, phases: Sequence[PhaseRecord]) -> float | None:
   """
   rows = [row for phase in phases for row in run.within(phase)]
   logged = [row['time/seconds'] for row in rows if row.get('time/seconds')]
-  return sum(logged) if logged else None
+  if before.seconds is None or not logged:
+    return None
+  return before.seconds + sum(logged)
 
 
 def format_sparsity(phase: PhaseRecord) -> str:
@@ -337,7 +405,10 @@ def format_sparsity(phase: PhaseRecord) -> str:
 
 STATISTICS = tuple(
     f'sparsity/{name}'
-    for name in ('grown', 'dropped', 'surviving', 'overlap', 'exploration')
+    for name in (
+        'grown', 'dropped', 'surviving', 'overlap', 'exploration', 'cut_off',
+        'row_variation', 'column_variation',
+    )
 )
 """Names of logged statistics of masks, which are not names of layers."""
 

@@ -48,10 +48,11 @@ def find_start(
     workdir: pathlib.Path,
     fingerprints: Mapping[str, str],
 ) -> Start:
-  """Restores or creates the state, the first that exists.
+  """Restores the state of a run, or creates it.
 
-  These are the latest checkpoint of the workdir, the checkpoint of `resume`, a
-  new state from the parameters of `init_from`, and one from initial parameters.
+  The first that exists is used: the latest checkpoint of the workdir, the
+  checkpoint of `resume`, a new state from the parameters of `init_from`, and
+  one from initial parameters.
 
   Args:
     programs: Programs of the run.

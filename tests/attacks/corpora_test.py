@@ -119,7 +119,9 @@ def test_an_input_that_changed_is_not_continued(lines, killed):
   assert prepare(lines, killed).train.tokens.size
 
 
-def test_samples_of_large_inputs_are_throughout(tmp_path, monkeypatch):
+def test_samples_of_large_inputs_are_spread_over_the_whole(
+    tmp_path, monkeypatch
+):
   monkeypatch.setattr(inputs, '_SAMPLES', 8)
   monkeypatch.setattr(inputs, '_SAMPLE', 4)
   path = tmp_path / 'a.jsonl'

@@ -63,7 +63,7 @@ def test_a_terminal_of_ascii_shows_a_text_with_replacements():
     (None, 0, ''), (0, 0, ''), (3, 3, ''), ('a text', 0, 'a text\n'),
     (iter(['a', 'b']), 0, 'a\nb\n'),
 ])
-def test_what_a_call_returns_is_shown_or_the_status(
+def test_a_command_prints_what_its_function_yields_or_exits_with_its_status(
     returned, status, shown, capsys
 ):
   assert console.run(ARGV, lambda: returned) == status
@@ -139,7 +139,7 @@ def test_an_error_outside_of_the_body_ends_a_command_in_one_sentence():
   pathlib.Path(line.rpartition(' ')[2][:-1]).unlink()
 
 
-def test_the_function_that_a_call_returned_does_the_rest(capsys):
+def test_a_returned_function_runs_after_the_first_output(capsys):
   assert console.run(ARGV, lambda: lambda: 'rest') == 0
   assert capsys.readouterr().out == 'rest\n'
   stopped = training.Interrupted(signal.SIGINT, 3)

@@ -15,9 +15,8 @@ import time
 
 import pytest
 
+from experiments import reproduce
 from experiments.papers import json_files
-from experiments.papers import reproduction
-from experiments.papers.reproduction import reproduce
 from experiments.papers.scales import SCALES
 from experiments.pool import data as pool_data
 from experiments.pool import identity as pool_identity
@@ -79,7 +78,7 @@ def wait_for(condition, child):
 
 
 @pytest.mark.slow
-def test_a_smoke_run_that_is_stopped_writes_its_results(tmp_path):
+def test_a_stopped_smoke_run_writes_its_results(tmp_path):
   child = command(tmp_path, '--scale=smoke', '--workers=1')
   wait_for(lambda: len(outcomes(tmp_path)) > 1, child)
   child.send_signal(signal.SIGTERM)
@@ -131,7 +130,7 @@ def test_a_smoke_run_that_was_killed_continues(tmp_path):
 ])
 def test_invalid_input_starts_no_run(tmp_path, name, claims, message):
   with pytest.raises(ValueError, match=re.escape(message)):
-    list(reproduction.check_claims(
+    list(reproduce.check_claims(
         name, claims, '', tmp_path / 'runs', tmp_path / 'out', False, 1
     ))
   assert not list(tmp_path.iterdir())
@@ -220,14 +219,14 @@ def made_up(monkeypatch, tmp_path):
 
 def reproduction_of(folder, scale=SMOKE, name='smoke', **changes):
   scale = dataclasses.replace(scale, **changes)
-  return reproduction.Reproduction(name, scale, folder / 'runs', folder / 'out')
+  return reproduce.Reproduction(name, scale, folder / 'runs', folder / 'out')
 
 
 def test_made_up_outcomes_of_a_fair_run_have_verdicts(
     made_up, tmp_path, capsys
 ):
   here = reproduction_of(tmp_path, FAIR, 'fair', claims=('b2', 'd-ft'))
-  report = reproduce(here, '', 2, False)
+  report = reproduce.run_scale(here, '', 2, False)
   assert report == (tmp_path / 'out' / 'table.md').read_text()
   assert '**holds**' in report and '**no verdict**' not in report
   assert len(made_up) == len(set(made_up)) == len(outcomes(tmp_path))
@@ -236,18 +235,18 @@ def test_made_up_outcomes_of_a_fair_run_have_verdicts(
   assert all(gate['passed'] for gate in results['gates'])
   assert set(results['runs']) == set(made_up)
   assert '; 0 left, about 0:00' in capsys.readouterr().out
-  assert reproduce(here, '', 2, False) == report
+  assert reproduce.run_scale(here, '', 2, False) == report
   assert len(made_up) == len(set(made_up))  # Nothing is run again.
 
 
 def test_refused_data_replace_no_files_of_a_pool(made_up, tmp_path):
   here = reproduction_of(tmp_path, claims=('b2',))
-  reproduce(here, '', 2, False)
+  reproduce.run_scale(here, '', 2, False)
   path = tmp_path / 'runs' / 'tasks' / 'task' / 'train.jsonl'
   before = path.read_bytes()
   for report_only in (False, True):
     with pytest.raises(ValueError, match='data differ'):
-      reproduce(here, 'others', 2, report_only)
+      reproduce.run_scale(here, 'others', 2, report_only)
     assert path.read_bytes() == before
 
 
@@ -267,7 +266,7 @@ def test_results_with_a_run_that_diverged_are_strict_json(
 
   monkeypatch.setattr(Runner, '__call__', run)
   here = reproduction_of(tmp_path, claims=('b2',))
-  report = reproduce(here, '', 2, False)
+  report = reproduce.run_scale(here, '', 2, False)
   path = tmp_path / 'out' / 'results.json'
   stored = json.loads(path.read_text(), parse_constant=pytest.fail)
   assert stored['runs'][diverged]['validation/loss'] == 'NaN'
@@ -275,18 +274,18 @@ def test_results_with_a_run_that_diverged_are_strict_json(
   assert math.isnan(restored['validation/loss'])
   assert math.isnan(restored['curve'][0][2])
   made_up.clear()
-  assert reproduce(here, '', 2, False) == report and made_up == []
+  assert reproduce.run_scale(here, '', 2, False) == report and made_up == []
   shutil.rmtree(tmp_path / 'runs')
-  assert reproduce(here, '', 2, True) == report
+  assert reproduce.run_scale(here, '', 2, True) == report
 
 
 def test_a_report_has_what_has_finished_and_runs_nothing(made_up, tmp_path):
   whole = reproduction_of(tmp_path, FAIR, 'fair')
   # Blocks of the small and main sizes before fine-tuning.
   part = dataclasses.replace(FAIR, claims=('b2', 'd-pre'))
-  reproduce(whole._replace(scale=part), '', 2, False)
+  reproduce.run_scale(whole._replace(scale=part), '', 2, False)
   count = len(made_up)
-  report = reproduce(whole, '', 2, True)
+  report = reproduce.run_scale(whole, '', 2, True)
   assert len(made_up) == count
   results = results_of(tmp_path)
   verdicts = {c['claim']: c['verdict'] for c in results['claims']}
@@ -300,20 +299,20 @@ def test_a_report_has_what_has_finished_and_runs_nothing(made_up, tmp_path):
 
 def test_results_stand_in_for_runs_that_are_not_on_disk(made_up, tmp_path):
   here = reproduction_of(tmp_path, claims=('a',))
-  nothing = reproduce(here, '', 2, True)
+  nothing = reproduce.run_scale(here, '', 2, True)
   assert made_up == [] and '**no verdict** (0 of at least 5 seeds' in nothing
-  first = reproduce(here, '', 2, False)
+  first = reproduce.run_scale(here, '', 2, False)
   shutil.rmtree(tmp_path / 'runs')
-  assert reproduce(here, '', 2, True) == first
+  assert reproduce.run_scale(here, '', 2, True) == first
   made_up.clear()
-  assert reproduce(here, '', 2, False) == first and made_up == []
+  assert reproduce.run_scale(here, '', 2, False) == first and made_up == []
   # A child that is missing is run after the runs it starts from, once each.
   path = tmp_path / 'out' / 'results.json'
   results = json.loads(path.read_text())
   child = 'static-75+task/rate=0.01,seed=1'
   del results['runs'][child]
   path.write_text(json.dumps(results))
-  assert reproduce(here, '', 2, False) == first
+  assert reproduce.run_scale(here, '', 2, False) == first
   parent = 'static-75/rate=0.01,seed=1'
   assert made_up == ['init/seed=1', parent, child]
   # A parent that ends with another loss on this machine is a repeat.
@@ -322,7 +321,7 @@ def test_results_stand_in_for_runs_that_are_not_on_disk(made_up, tmp_path):
   recorded['validation/loss'] += 0.25
   path.write_text(json.dumps(results))
   for _ in range(2):
-    report = reproduce(here, '', 2, False)
+    report = reproduce.run_scale(here, '', 2, False)
     assert 'for their weights: 1, with losses that differ by up to 0.250' in (
         report
     )
@@ -335,7 +334,7 @@ def test_a_part_of_the_claims_is_judged_with_the_whole_family(
     made_up, tmp_path
 ):
   whole = reproduction_of(tmp_path, FAIR, 'fair')
-  reproduce(whole._replace(claims=('b2',)), '', 2, False)
+  reproduce.run_scale(whole._replace(claims=('b2',)), '', 2, False)
   assert not any('+task' in name for name in made_up)
   claims = {c['claim']: c for c in results_of(tmp_path)['claims']}
   assert list(claims) == list(FAIR.claims)
@@ -346,14 +345,14 @@ def test_a_part_of_the_claims_is_judged_with_the_whole_family(
 def test_a_workdir_of_another_scale_is_refused_and_stays_as_it_is(
     made_up, tmp_path, monkeypatch
 ):
-  reproduce(reproduction_of(tmp_path), '', 2, True)
+  reproduce.run_scale(reproduction_of(tmp_path), '', 2, True)
   before = (tmp_path / 'runs' / 'scale.json').read_bytes()
   # Its data would be replaced while its runs may read them.
   monkeypatch.setattr(
       pool_data, 'prepare', lambda *_: pytest.fail('prepared')
   )
   with pytest.raises(ValueError, match='runs of another scale') as caught:
-    reproduce(reproduction_of(tmp_path, FAIR, 'fair'), '', 2, False)
+    reproduce.run_scale(reproduction_of(tmp_path, FAIR, 'fair'), '', 2, False)
   assert_one_sentence(str(caught.value))
   assert (tmp_path / 'runs' / 'scale.json').read_bytes() == before
   assert made_up == []
@@ -371,11 +370,11 @@ def test_a_worker_that_is_killed_ends_the_pool_and_keeps_finished_runs(
   )
   here = reproduction_of(tmp_path, claims=('a',))
   with pytest.raises(OSError, match='a worker process was killed') as caught:
-    reproduce(here, '', 1, False)
+    reproduce.run_scale(here, '', 1, False)
   assert_one_sentence(str(caught.value))
   before = times_of(outcomes(tmp_path))
   # Jobs before it had finished, and are in the results.
   assert {'init/seed=0', 'dense/rate=0.01,seed=0'} <= names_of(before)
   assert set(results_of(tmp_path)['runs']) == names_of(before)
-  reproduce(here, '', 1, False)
+  reproduce.run_scale(here, '', 1, False)
   assert len(outcomes(tmp_path)) == 12 and times_of(before) == before

@@ -1,5 +1,7 @@
 """The report's statements about masks agree with the run's log."""
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +23,9 @@ def row(step, grown, dropped, surviving, explored, **values):
   return {
       'step': step, 'train/loss': 4.0 - step / 100, 'sparsity/grown': grown,
       'sparsity/dropped': dropped, 'sparsity/surviving': surviving,
-      'sparsity/overlap': 0.5, 'sparsity/exploration': explored, **values,
+      'sparsity/overlap': 0.5, 'sparsity/exploration': explored,
+      'sparsity/cut_off': 0.125, 'sparsity/row_variation': 1.2,
+      'sparsity/column_variation': 14.0, **values,
   }
 
 
@@ -50,7 +54,7 @@ STILL = read.RunRecord(
 )
 
 
-def test_a_row_shows_the_last_change_before_it():
+def test_a_row_has_the_last_mask_update_before_it():
   updates = read.mask_updates_in(DYNAMIC, DYNAMIC.phases[0])
   # The changes at 30 and 35 share a row: of the first nothing is known.
   assert [change.step for change in updates] == [20, 35]
@@ -92,8 +96,9 @@ def test_a_plan_of_very_many_updates_is_read_in_little_memory(tmp_path):
 def test_the_table_has_a_row_for_each_phase_of_a_tracked_run():
   table = report.mask_updates_table({'a|b': DYNAMIC, 'still': STILL})
   assert table.splitlines()[2:] == [
-      '| a\\|b | sparse | 25% to 50% | 50% | 3 | 60% to 80% | 85% |',
-      '| a\\|b | dense | 0% | 0% | 1 | 100% | 100% |',
+      '| a\\|b | sparse | 25% to 50% | 50% | 3 | 60% to 80% | 85% | 12.5% | '
+      '1.2 | 14.0 |',
+      '| a\\|b | dense | 0% | 0% | 1 | 100% | 100% | 12.5% | 1.2 | 14.0 |',
   ]
   assert report.mask_updates_table({'still': STILL}) is None
 
@@ -113,6 +118,16 @@ def test_a_report_has_a_section_on_masks_that_were_updated(tmp_path):
   assert "* toy's masks are updated 3 times within sparse" in text
   assert '| toy | sparse | 50 | 800 | 25% to 50% |' in text
   assert (tmp_path / 'a' / 'mask_updates.png').is_file()
+  assert 'kept_per_unit.png' not in text
+  masks = {
+      'step': 50, 'layers': {'wi': {'inputs': [0, 2], 'outputs': [1, 1]}},
+      'picture': {'layer': 'wi', 'densities': [[0.0, 0.0], [1.0, 1.0]]},
+  }
+  shown = dataclasses.replace(DYNAMIC, masks=masks)
+  text = report.write_report(tmp_path / 'c', {'toy': shown}).read_text()
+  for name in ('kept_per_unit', 'masks'):
+    assert f']({name}.png)' in text
+    assert (tmp_path / 'c' / f'{name}.png').is_file()
   text = report.write_report(tmp_path / 'b', {'toy': STILL}).read_text()
   assert '## Masks' not in text
   assert not (tmp_path / 'b' / 'mask_updates.png').exists()

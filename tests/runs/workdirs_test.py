@@ -162,7 +162,7 @@ def test_a_pipe_in_the_place_of_generations_is_refused(finished):
 
 
 @pytest.mark.parametrize('name', ['plan.json', 'metrics.jsonl'])
-def test_a_file_that_is_missing_or_a_folder_is_named(finished, name):
+def test_a_missing_file_or_a_folder_in_its_place_is_named(finished, name):
   (finished / name).unlink()
   with pytest.raises(FileNotFoundError, match=f'has no {name}; give the'):
     read_run(finished)

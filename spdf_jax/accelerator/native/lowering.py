@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax import lowerings
-from spdf_jax.accelerator import lists
+from spdf_jax.accelerator import listed_matrix
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.native import library
 
@@ -135,7 +135,7 @@ def packed_backward(
 def listed_matmul(
     x: jax.Array, values: jax.Array, indices: jax.Array, starts: jax.Array
 ) -> jax.Array:
-  """Multiplies by a listed matrix; see `lists.listed_matmul`."""
+  """Multiplies by a listed matrix; see `listed_matrix.listed_matmul`."""
   # The kernels convert values of either dtype, so they need no bfloat16
   # instructions.
   if not (lowerings.is_local(x) and library.is_available()):
@@ -154,7 +154,7 @@ for _primitive, _function in (
     (primitives.packed_matmul_p, packed_matmul),
     (primitives.packed_gradient_p, packed_gradient),
     (primitives.packed_backward_p, packed_backward),
-    (lists.listed_matmul_p, listed_matmul),
+    (listed_matrix.listed_matmul_p, listed_matmul),
 ):
   lowerings.register_lowering(
       lowerings.NATIVE, _primitive, _function, platform='cpu'

@@ -126,7 +126,7 @@ def e2e_csv(directory: str | os.PathLike[str]) -> Task:
 
 
 def linearize_slots(meaning: str) -> str:
-  """Formats a meaning representation as a context of Hu et al.
+  """Formats a meaning representation as Hu et al. write contexts.
 
   Args:
     meaning: Slots with values, as in the tables.
@@ -372,7 +372,7 @@ def _read_dart(path: Path) -> Iterator[Input]:
 
 
 def linearize_triples(triples: Iterable[Sequence[str]]) -> str:
-  """Formats triples as a context of Hu et al.
+  """Formats triples as Hu et al. write contexts.
 
   Args:
     triples: Triples of subject, property and object.

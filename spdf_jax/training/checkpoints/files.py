@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of one checkpoint, read, checked and written."""
+"""The files of one checkpoint, read, checked and written.
+
+Orbax is imported where it is used, since most commands need no checkpoint.
+"""
 
 from collections.abc import Callable, Mapping
 import logging
@@ -11,7 +14,6 @@ import warnings
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from spdf_jax.files import reading
 from spdf_jax.files import seal
@@ -39,9 +41,9 @@ def read_checkpoint(
   Args:
     checkpoint: Directory of the checkpoint.
     abstract: Shapes, dtypes and shardings of the state.
-    config: Config of the run, equal to that of the checkpoint. At the end of a
-      phase, later ones may differ; if the state was densified, the next one
-      must be dense.
+    config: Config of the run, equal to that of the checkpoint but for logging
+      and evaluations, see `state_identity`. At the end of a phase, later ones
+      may differ; if the state was densified, the next one must be dense.
     fingerprints: Fingerprints of the data, equal to those of the checkpoint.
 
   Returns:
@@ -132,6 +134,8 @@ def verify_checkpoint(checkpoint: pathlib.Path) -> int:
     ValueError: an array, the metadata or the step differs from what was saved.
     Exception: as orbax raises it for files that cannot be read.
   """
+  import orbax.checkpoint as ocp
+
   meta = workdirs.read_meta(checkpoint)
   _read_data(checkpoint)
   saved = {
@@ -286,6 +290,8 @@ def _read_arrays(
     is_wanted: Callable[[tuple[str, ...]], bool],
 ) -> dict[tuple[str, ...], jax.Array]:
   """Restores some arrays of the optimizer state, by the names of their path."""
+  import orbax.checkpoint as ocp
+
   handler = ocp.PyTreeCheckpointHandler()
   abstract = jax.tree_util.tree_map_with_path(
       lambda path, x: _placed(jax.ShapeDtypeStruct(x.shape, x.dtype))
@@ -324,6 +330,8 @@ def write_params(
   Raises:
     ValueError: the workdir has checkpoints already.
   """
+  import orbax.checkpoint as ocp
+
   workdirs.refuse_saved(workdir)
   checkpoint = pathlib.Path(workdir).absolute() / 'checkpoints' / '0'
   save_json = ocp.args.JsonSave
@@ -344,6 +352,8 @@ def write_params(
 
 
 def _restore(checkpoint: pathlib.Path, **abstract: PyTree) -> Any:
+  import orbax.checkpoint as ocp
+
   args = {
       k: ocp.args.StandardRestore(_placed(v))
       for k, v in abstract.items()

@@ -348,7 +348,7 @@ def _read_phase(name: str, given: Any) -> Phase:
   fields.check_known(given, _PHASE_FIELDS, path)
   given = {**given, 'name': name, 'steps': None}
   return fields.read_fields(Phase, given, path, {
-      Any: lambda given, path: given,  # The number of steps, not given here.
+      Any: lambda given, path: given,  # The number of steps is not given here.
       Rate: named('learning rate of ', _read_rate),
       EarlyStop | None: named('', _read_unless_empty(EarlyStop, 'metric')),
       float | None: _read_optional(float),

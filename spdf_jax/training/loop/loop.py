@@ -139,7 +139,8 @@ def train(
           best = evaluations.best_of(step)
           if best is not None and best.step != step and (ends or ends_early):
             values = states.step_values(dense)
-            del dense, state  # Not held beside the best state.
+            # Frees this state before the best one is restored.
+            del dense, state
             dense = state = run.checkpoints.restore_best(
                 best, run.programs.abstract_state, values
             )
@@ -168,7 +169,7 @@ def take_step(
     batch: Any,
     step: int,
 ) -> tuple[Any, dict[str, Any]]:
-  """Takes a training step, repeated while gradients overflow in float16.
+  """Takes a training step, and repeats it while float16 gradients overflow.
 
   A step that overflows changes only the loss scale, and is repeated on the same
   batch, so that data, phases and masks stay in step.

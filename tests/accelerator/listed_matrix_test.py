@@ -17,7 +17,7 @@ from spdf_jax import models
 from spdf_jax.accelerator import list_matrix
 from spdf_jax.accelerator import list_params
 from spdf_jax.accelerator import listed_matmul
-from spdf_jax.accelerator import lists
+from spdf_jax.accelerator import listed_matrix
 from spdf_jax.accelerator import native
 from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import generate
@@ -76,22 +76,22 @@ def check(lowering, seed, *shape, dtype='float32'):
     inputs=st.integers(1, 90),
     outputs=st.integers(1, 40),
     sparsity=st.sampled_from([0.0, 0.5, 0.75, 0.95, 1.0]),
-    dtype=st.sampled_from(lists.DTYPES),
+    dtype=st.sampled_from(listed_matrix.DTYPES),
 )
-def test_native_products_are_numpys(dtype, **case):
+def test_native_products_equal_numpys(dtype, **case):
   check('native', *case.values(), dtype=dtype)
 
 
 def check_edges():
   """Runs in a child process of `native_test`, with every set of kernels."""
   for seed, edge in enumerate(EDGES):
-    for dtype in lists.DTYPES:
+    for dtype in listed_matrix.DTYPES:
       check('native', seed, *edge, dtype=dtype)
   check('native', 3, 20, 700, 900, 0.7)  # Several parts.
 
 
-@pytest.mark.parametrize('dtype', lists.DTYPES)
-def test_reference_products_are_numpys(dtype):
+@pytest.mark.parametrize('dtype', listed_matrix.DTYPES)
+def test_reference_products_equal_numpys(dtype):
   for seed, edge in enumerate(EDGES[1:4]):
     check('reference', seed, *edge, dtype=dtype)
 
@@ -120,7 +120,7 @@ def test_a_token_has_the_same_bits_alone_and_among_others_and_repeated():
 
 
 @needs_kernels
-def test_the_native_product_is_one_call():
+def test_the_native_product_compiles_to_one_call():
   x, w, mask = draw(0, 2, 20, 30, 0.5)
   f = jax.jit(lambda x, w: listed_matmul(x, w, lowering='native'))
   text = f.lower(x, list_matrix(w, mask)).compile().as_text()
@@ -144,7 +144,7 @@ def test_starts_beyond_the_values_are_refused():
   x, w, mask = draw(0, 2, 20, 30, 0.5)
   w = list_matrix(w, mask)
   for starts in (w.starts + 1, w.starts[::-1].copy(), w.starts - 1):
-    bad = lists.ListedMatrix(w.values, w.indices, starts, w.inputs)
+    bad = listed_matrix.ListedMatrix(w.values, w.indices, starts, w.inputs)
     with pytest.raises(jax.errors.JaxRuntimeError, match='starts of the lists'):
       jax.block_until_ready(listed_matmul(x, bad, lowering='native'))
 
@@ -175,7 +175,7 @@ def test_vmap_over_either_operand_is_a_loop(axes):
     (ValueError, lambda w, m: list_matrix(
         np.ones((65537, 1), np.float32), np.ones((65537, 1), bool)
     ), '65537 inputs and keeps'),
-    (ValueError, lambda w, m: lists.list_values(
+    (ValueError, lambda w, m: listed_matrix.list_values(
         w[0, :4], np.arange(4) + 1, m.sum(0), 4
     ), 'from 1 to 4, but the matrix has 4 inputs'),
     (ValueError, lambda w, m: listed_matmul(
@@ -185,7 +185,9 @@ def test_vmap_over_either_operand_is_a_loop(axes):
     (TypeError, lambda w, m: list_matrix(w, m, dtype='float16'),
      'dtype is float16; use'),
 ])
-def test_what_does_not_fit_is_refused(error, call, message):
+def test_operands_that_do_not_fit_a_listed_matrix_are_refused(
+    error, call, message
+):
   w = np.eye(4, 6, dtype=np.float32)
   with pytest.raises(error, match=message):
     call(w, w != 0)
