@@ -257,18 +257,7 @@ def read_state(path: Path, mend: str) -> dict[str, Any]:
   Raises:
     ValueError: the file is damaged.
   """
-  try:
-    state = files.unseal(json.loads(path.read_bytes()), path)
-    sound = 'made_from' in state and all(
-        'crc32' in state['splits'][split] for split in corpora.SPLITS
-    )
-  except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-    sound = False
-  if not sound:
-    raise ValueError(
-        f'{path} is damaged or was written by an earlier version; {mend}'
-    )
-  return state
+  return files.unseal(files.read_object(path, mend), path, mend)
 
 
 def differences(actual: dict[str, Any], wanted: dict[str, Any]) -> str:

@@ -93,14 +93,13 @@ def _explored(run: RunRecord) -> tuple[list[int], list[float]]:
   It changes at mask updates only, so a value that was logged after some holds
   from the last of them on.
   """
-  updates = [step for phase in run.phases for step in phase.mask_updates]
   steps: list[int] = []
   values: list[float] = []
   before = -1
   for step, share in zip(*run.series('sparsity/exploration')):
-    since = [x for x in updates if before <= x < step]
+    since = read.last_update(run, step)
     if values and 100 * share != values[-1]:
-      steps.append(since[-1] if since else step)
+      steps.append(step if since is None or since < before else since)
       values.append(100 * share)
     steps.append(step)
     values.append(100 * share)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs read from disk: plans, metrics, generations and mask updates."""
 
-from collections.abc import Mapping, Sequence
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import logging
 import os
@@ -38,7 +39,7 @@ class PhaseRecord(NamedTuple):
     tokens: Number of training tokens.
     flops_per_step: Mean training FLOPs of a step.
     dense_flops_per_step: Training FLOPs of a step without sparsity.
-    mask_updates: Planned steps of mask updates.
+    mask_updates: Ranges of the planned steps of mask updates.
     spans: Spans of constant sparsity; empty if the sparsity is constant.
     overall_sparsity: Planned fraction of zeros in all parameters at the end of
       the phase; `None`: unknown.
@@ -55,7 +56,7 @@ class PhaseRecord(NamedTuple):
   tokens: int
   flops_per_step: float
   dense_flops_per_step: float
-  mask_updates: tuple[int, ...] = ()
+  mask_updates: tuple[range, ...] = ()
   spans: tuple[Span, ...] = ()
   overall_sparsity: float | None = None
   notes: tuple[str, ...] = ()
@@ -86,14 +87,30 @@ class PhaseRecord(NamedTuple):
         sparsity=parts[-1].sparsity,
         tokens=self.tokens * steps // self.steps,
         flops_per_step=sum(p.steps * p.cost_per_step for p in parts) / steps,
-        mask_updates=tuple(s for s in self.mask_updates if s <= step),
+        mask_updates=_between(self.mask_updates, 0, step + 1),
         spans=parts,
     )
+
+  def updates_until(self, step: int) -> int:
+    """Returns the number of mask updates after its start, up to a step."""
+    ranges = _between(self.mask_updates, self.start + 1, step + 1)
+    return sum(map(len, ranges))
 
   @property
   def sparsities(self) -> tuple[float, float]:
     """Planned sparsity at the first and at the last step."""
     return self.parts[0].sparsity, self.parts[-1].sparsity
+
+
+def _between(
+    ranges: Sequence[range], start: int, stop: int
+) -> tuple[range, ...]:
+  """Returns the parts of ascending ranges within a range of steps."""
+  return tuple(filter(None, (
+      x[max(-(-(start - x.start) // x.step), 0):
+        max(-(-(stop - x.start) // x.step), 0)]
+      for x in ranges
+  )))
 
 
 class SpentBefore(NamedTuple):
@@ -205,7 +222,11 @@ class RunRecord:
 
   def within(self, phase: PhaseRecord) -> list[Mapping[str, Any]]:
     """Returns the rows logged after the steps of a phase."""
-    return [r for r in self.rows if phase.start < r['step'] <= phase.end]
+    first, stop = (
+        bisect.bisect_right(self.rows, step, key=lambda row: row['step'])
+        for step in (phase.start, phase.end)
+    )
+    return list(self.rows[first:stop])
 
   def at_end(self, phase: PhaseRecord, key: str) -> tuple[int, float] | None:
     """Returns the last step and value of `key` in a phase, or None."""
@@ -216,12 +237,12 @@ class RunRecord:
 
 
 def _merge_rows(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Iterable[dict[str, Any]],
 ) -> tuple[Mapping[str, Any], ...]:
   """Merges the rows of each step into one; later values take precedence."""
   merged: dict[int, dict[str, Any]] = {}
   for row in rows:
-    merged.setdefault(row['step'], {}).update(row)
+    merged.setdefault(row['step'], row).update(row)
   return tuple(merged[step] for step in sorted(merged))
 
 
@@ -233,49 +254,23 @@ def _read_plan(path: pathlib.Path) -> dict[str, Any]:
     files.unseal(stored, path)
   except ValueError as error:
     logger.warning('%s', error)
-  try:
+  with files.reading(path, fix):
     plan = {name: stored[name] for name in _IN_PLAN}
     # The archived runs of the papers' tables have no such field.
     plan['data'] = stored.get('data', {})
-    plan['before'] = _spent_before(stored.get('before') or {})
+    plan['before'] = SpentBefore(**stored.get('before') or {})
     plan['phases'] = tuple(map(_phase_record, plan['phases']))
-    plan['phases'][0]
-  except (KeyError, IndexError, TypeError, ValueError) as error:
-    raise ValueError(
-        f'{path} is not the plan of a run ({error!r}): a plan has '
-        f'{", ".join(_IN_PLAN)}, and phases with '
-        f'{", ".join(PhaseRecord._fields)}; {fix}'
-    ) from error
+    if max(phase.end for phase in plan['phases']) < 1:
+      raise ValueError('it has no steps')
   return plan
 
 
-def _spent_before(stored: Mapping[str, Any]) -> SpentBefore:
-  return SpentBefore(**_typed(stored, {
-      name: hint for name, hint in SpentBefore.__annotations__.items()
-      if name in stored
-  }))
-
-
-def _typed(
-    stored: Mapping[str, Any], hints: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Returns the fields of `hints`; raises TypeError for one of another type."""
-  kinds: dict[Any, Any] = {
-      bool: bool, int: int, float: (int, float), str: str,
-      float | None: (int, float, type(None)),
-  }
-  for name, hint in hints.items():
-    if not isinstance(stored[name], kinds.get(hint, object)):
-      raise TypeError(f'{name} is {stored[name]!r:.80}')
-  return {name: stored[name] for name in hints}
-
-
 def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
-  fields = _typed(phase, PhaseRecord.__annotations__)
+  fields = {name: phase[name] for name in PhaseRecord._fields}
   return PhaseRecord(**fields | {
       'mask_updates': tuple(
-          step for first, last, every in phase['mask_updates']
-          for step in range(first, last + 1, every)
+          range(first, last + 1, every)
+          for first, last, every in phase['mask_updates']
       ),
       'spans': tuple(
           Span(
@@ -458,18 +453,32 @@ def mask_updates_in(run: RunRecord, phase: PhaseRecord) -> list[MaskUpdate]:
     The known updates, in order.
 
   Example:
-    >>> phase = PhaseRecord('p', 0, 9, 2, 8, 'text', 0.5, 64, 5.0, 9.0, (3, 6))
+    >>> phase = PhaseRecord('p', 0, 9, 2, 8, 'text', 0.5, 64, 5.0, 9.0,
+    ...                     (range(3, 9, 3),))
     >>> row = {'sparsity/grown': 1.0, 'sparsity/dropped': 1.0,
     ...        'sparsity/surviving': 3.0}
     >>> run = RunRecord('toy', (phase,), ({'step': 2} | row, {'step': 5} | row))
     >>> mask_updates_in(run, phase)
     [MaskUpdate(step=3, grown=1.0, dropped=1.0, surviving=3.0)]
   """
-  rows = [r for r in run.rows if r.get('sparsity/surviving') is not None]
-  planned = [step for p in run.phases for step in p.mask_updates]
-  updates = []
-  for step, following in zip(planned, [*planned[1:], run.phases[-1].end]):
-    row = next((r for r in rows if step < r['step'] <= following), None)
-    if row is not None and phase.start <= step < phase.end:
+  rows = (r for r in run.rows if r.get('sparsity/surviving') is not None)
+  updates, last = [], None
+  for row in rows:
+    step = last_update(run, row['step'])
+    if step not in (None, last) and phase.start <= step < phase.end:
       updates.append(MaskUpdate(step, *(row[key] for key in STATISTICS[:3])))
+    last = step
   return updates
+
+
+def last_update(run: RunRecord, step: int) -> int | None:
+  """Returns the last planned mask update before a step; `None`: there is none.
+
+  Example:
+    >>> phase = PhaseRecord('p', 0, 9, 2, 8, 'text', 0.5, 64, 5.0, 9.0,
+    ...                     (range(3, 9, 3),))
+    >>> [last_update(RunRecord('toy', (phase,), ()), s) for s in (3, 6, 9)]
+    [None, 3, 6]
+  """
+  ranges = [x for p in run.phases for x in _between(p.mask_updates, 0, step)]
+  return ranges[-1][-1] if ranges else None

@@ -312,7 +312,8 @@ def mask_updates_table(runs: Mapping[str, RunRecord]) -> str | None:
     and variation of units; None if no run logged mask updates.
 
   Example:
-    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0, (2,))
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0,
+    ...                     (range(2, 3),))
     >>> row = {'step': 4, 'sparsity/sparsified': 0.5, 'sparsity/grown': 1.0,
     ...        'sparsity/dropped': 1.0, 'sparsity/surviving': 3.0,
     ...        'sparsity/exploration': 0.625, 'sparsity/cut_off': 0.25,
@@ -333,7 +334,7 @@ def mask_updates_table(runs: Mapping[str, RunRecord]) -> str | None:
           markdown.escape(phase.name),
           read.format_sparsity(phase),
           _percent(measured),
-          str(len(phase.mask_updates)),
+          str(sum(map(len, phase.mask_updates))),
           _survival(read.mask_updates_in(run, phase)) or markdown.MISSING,
           _percent(explored),
           _percent(run.at_end(phase, 'sparsity/cut_off')),

@@ -326,9 +326,7 @@ def describe_updates(label: str, run: RunRecord) -> str | None:
     ]
     if updates:
       mean = sum(u.survival for u in updates) / len(updates)
-      planned = sum(
-          phase.start < step <= run.last_step for step in phase.mask_updates
-      )
+      planned = phase.updates_until(run.last_step)
       times = {1: 'once', 2: 'twice'}.get(planned, f'{planned} times')
       logged = '' if len(updates) >= planned else (
           f', of the {len(updates)} that are logged'
@@ -341,7 +339,7 @@ def describe_updates(label: str, run: RunRecord) -> str | None:
     return None
   text = f"{label}'s masks are updated {'; '.join(parts)}."
   steps, explored = run.series('sparsity/exploration')
-  updated = [p for p in run.phases if len(p.mask_updates) > 1]
+  updated = [p for p in run.phases if sum(map(len, p.mask_updates)) > 1]
   end = updated[-1].end if updated else run.last_step
   before = [share for step, share in zip(steps, explored) if step <= end]
   if before and before[0] < 1:

@@ -140,9 +140,9 @@ def flip(path):
      'train.bin holds 9 bytes .* 10; .*again'),
     ('.bin', flip, ValueError, 'its fingerprint differs'),
     ('.json', lambda path: replace(path, '"<u2"', '"<f4"'), ValueError,
-     'not a complete description'),
+     'train.json has another dtype'),
     ('.json', lambda path: replace(path, '_version": 1', '_version": 2'),
-     ValueError, 'format version 2, and this .* reads 1'),
+     ValueError, 'train.json has another format version'),
 ])
 def test_damaged_files_are_named(tmp_path, suffix, damage, error, message):
   write(tmp_path / 'train')

@@ -215,7 +215,7 @@ def test_files_of_torch_save_are_read(name, sharded, tmp_path):
 def test_a_torch_file_of_more_than_weights_is_refused(tmp_path):
   make_theirs('gpt2').config.save_pretrained(tmp_path)
   torch.save({'w': pathlib.PurePath}, tmp_path / 'pytorch_model.bin')
-  with pytest.raises(ValueError, match='cannot be read by torch.load with we'):
+  with pytest.raises(ValueError, match='cannot be read .Unpickling'):
     interop.load_hf(tmp_path)
 
 

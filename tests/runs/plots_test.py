@@ -223,7 +223,7 @@ def test_a_run_without_logged_sparsities_is_reported_to_have_none():
 
 def test_exploration_jumps_at_the_mask_update_before_it_is_logged():
   phase = read.PhaseRecord(
-      'p', 0, 30, 2, 8, 'text', 0.5, 480, 1e9, 1e9, (12, 18)
+      'p', 0, 30, 2, 8, 'text', 0.5, 480, 1e9, 1e9, (range(12, 19, 6),)
   )
   rows = [
       {'step': step, 'sparsity/exploration': share}

@@ -182,7 +182,7 @@ def test_a_damaged_start_is_named(no_data, trained, tmp_path):
   for path in (tmp_path / 'old').glob('checkpoints/*/meta/metadata'):
     path.write_text('{')
   config = make_config(init_from=str(tmp_path / 'old'), **WITHOUT_TASK)
-  refuse('init_from: .* is not JSON', open_run, config, tmp_path / 'a')
+  refuse('init_from: .* cannot be read', open_run, config, tmp_path / 'a')
   assert os.listdir(tmp_path) == ['old']
 
 

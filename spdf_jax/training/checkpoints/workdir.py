@@ -302,7 +302,8 @@ def read_source(source: str, read: Callable[[pathlib.Path], T]) -> T:
   for _ in range(_READINGS):
     steps = saved_steps(workdir)
     try:
-      return read(find_checkpoint(source))
+      with files.reading(workdir, 'use another checkpoint.'):
+        return read(find_checkpoint(source))
     except Exception as error:  # A file may be missing from any library's view.
       if saved_steps(workdir) == steps:
         raise

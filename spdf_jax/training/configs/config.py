@@ -280,8 +280,9 @@ def parse_phases(
         'of the names of the phases to run.'
     )
   described = {name: spec for name, spec in phases.items() if name != 'order'}
+  kind = 'phase of phases.order'
   return tuple(
-      _read_phase(name, _merged(defaults, lookup('phase', name, described)))
+      _read_phase(name, _merged(defaults, lookup(kind, name, described)))
       for name in order
   )
 

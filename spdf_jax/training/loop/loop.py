@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import contextlib
 import logging
 import os
-import pathlib
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from spdf_jax.training.loop import writers as metric_writers
 from spdf_jax.training.loop.evaluations import Evaluations
 from spdf_jax.training.loop.evaluations import Evaluators
 from spdf_jax.training.loop.metrics import MetricWriter
-from spdf_jax.training.loop.metrics import read_rows
+from spdf_jax.training.loop.metrics import read_last_rows
 from spdf_jax.training.loop.profiling import Profiler
 from spdf_jax.training.run import Run
 from spdf_jax.training.step import losses
@@ -91,7 +90,7 @@ def train(
           'run.open before train.'
       )
     step = start = int(state.step)
-    rows = _rows_until(run.workdir, start)
+    rows = _earlier_rows(run, start)
     if not rows and start >= run.config.log_every and saved_steps(run.workdir):
       logger.warning(
           'metrics.jsonl has no rows although training resumes from step %d of '
@@ -212,14 +211,19 @@ def _open_writers(
     return metric_writers.AllWriters([])
   return metric_writers.AllWriters([
       MetricWriter(run.workdir / 'metrics.jsonl', start),
-      *(
-          open_writer(run.workdir, run.config.as_dict(), start)
-          for open_writer in writers
+      *metric_writers.open_all(
+          writers, run.workdir, run.config.as_dict(), start
       ),
   ])
 
 
-def _rows_until(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
-  path = workdir / 'metrics.jsonl'
-  rows = read_rows(path) if path.exists() else []
-  return [row for row in rows if row['step'] <= step]
+def _earlier_rows(run: Run, step: int) -> list[dict[str, Any]]:
+  """Returns the last rows before a restart, as far as training needs them."""
+  path = run.workdir / 'metrics.jsonl'
+  if not step or not path.is_file():
+    return []
+  # These have the number of skipped steps, and those skipped in a row.
+  after = step - run.config.log_every - run.config.max_skipped_steps - 1
+  if run.plan.phase_at(step - 1).early_stop is not None:
+    after = min(after, max(x for x in run.plan.starts if x < step))
+  return read_last_rows(path, after, step)
