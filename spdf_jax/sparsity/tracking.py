@@ -137,7 +137,7 @@ def _count(mask: PyTree) -> jax.Array:
   """Counts `True` entries exactly per matrix, then sums in float32."""
   counts = [
       jnp.sum(jnp.sum(m, axis=(-2, -1), dtype=jnp.int32).astype(jnp.float32))
-      for m in jax.tree.leaves(mask)
+      for m in map(jnp.atleast_2d, jax.tree.leaves(mask))
   ]
   return jnp.sum(jnp.stack(counts)) if counts else jnp.zeros([])
 

@@ -129,6 +129,7 @@ class Plan:
       for span in self.spans:
         span.check_updates()
       self._check_first()
+      self._check_thresholds()
       self._check_rewinds()
       self._check_restarts()
 
@@ -149,6 +150,17 @@ class Plan:
             f'{phase.initial_mask!r}, but is not the first; it prunes by '
             'magnitude when it begins. Remove initial_mask, or begin a run '
             'with this phase by init_from.'
+        )
+
+  def _check_thresholds(self) -> None:
+    for phase in self.phases if self.thresholds else ():
+      names = {spec['name'] for spec in member_specs(phase.algorithm)}
+      if not (phase.is_dense or names <= {'hard_threshold', 'dense'}):
+        raise ValueError(
+            f'phase {phase.name!r} has the algorithm {", ".join(names)}, and '
+            'another phase, or group, has hard_threshold, whose moments are '
+            'those of all weights; use hard_threshold or dense in all phases, '
+            'or train them as two runs, the second by init_from.'
         )
 
   def _check_rewinds(self) -> None:
@@ -291,6 +303,11 @@ class Plan:
         [span.start for span in self.spans[1:]],
     )
     return joined if self.init is None else with_init(joined, self.init)
+
+  @property
+  def thresholds(self) -> bool:
+    """Whether `hard_threshold` keeps the largest weights, not `sparsify`."""
+    return any(phase.thresholds for phase in self.phases)
 
   @functools.cached_property
   def update_steps(self) -> np.ndarray:
