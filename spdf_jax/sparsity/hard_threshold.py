@@ -16,6 +16,7 @@ from spdf_jax.sparsity.algorithms import algorithm as algorithms
 from spdf_jax.sparsity.algorithms import largest
 from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.distributions import Distribution
+from spdf_jax.sparsity.schedules import UpdateEvery
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.state import check_dense
 from spdf_jax.sparsity.state import check_state
@@ -30,6 +31,7 @@ def hard_threshold(
     sparsity: PyTree,
     *,
     least: PyTree = 0,
+    update_every: UpdateEvery = 1,
     update_until: int | None = None,
     distribution: Distribution | str = 'uniform',
     structure: Structure | str = 'unstructured',
@@ -63,6 +65,8 @@ def hard_threshold(
       sparsity `1 - 1 / 64`.
     least: Number of the largest weights of each output that are kept in any
       case, in place of others of the matrix: a number, or a tree of those.
+    update_every: Number of steps between changes of the sparsity by a schedule;
+      masks are chosen at every step.
     update_until: Last step at which a schedule changes the sparsity; a constant
       sparsity needs none.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
@@ -100,8 +104,9 @@ def hard_threshold(
     [[3.0, 0.0], [0.0, 2.5]]
   """
   rule = largest.largest(
-      sparsity, least=least, update_until=update_until,
-      distribution=distribution, structure=structure,
+      sparsity, least=least, update_every=update_every,
+      update_until=update_until, distribution=distribution,
+      structure=structure,
   )
   return threshold_by(inner, rule, where=where)
 

@@ -19,6 +19,7 @@ from spdf_jax.sparsity import selection
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.algorithms.algorithm import for_kernels
+from spdf_jax.sparsity.algorithms.algorithm import sparsity_changes_at
 from spdf_jax.sparsity.algorithms.algorithm import with_init
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import ModelWide
@@ -315,6 +316,13 @@ class Plan:
     return self._steps_where(self.algorithm.update_at)
 
   @functools.cached_property
+  def sparsity_steps(self) -> np.ndarray:
+    """Steps at which the planned sparsity may change, in ascending order."""
+    return self._steps_where(
+        functools.partial(sparsity_changes_at, self.algorithm)
+    )
+
+  @functools.cached_property
   def dense_grads_steps(self) -> np.ndarray:
     """Steps that need gradients of pruned weights, in ascending order."""
     return self._steps_where(self.algorithm.dense_grads_at)
@@ -438,7 +446,7 @@ def planned_sparsities(
   stacks = to_layers(params, params, axes)
   # The sparsity of the mask is that of the last update, since schedules also
   # change between updates.
-  updates = plan.update_steps
+  updates = plan.sparsity_steps
   updated = np.searchsorted(updates, step, side='right')
   count = int(updates[updated - 1]) if updated else 0
   algorithm = for_kernels(

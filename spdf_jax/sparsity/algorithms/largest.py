@@ -15,8 +15,11 @@ from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import topk
 from spdf_jax.sparsity import trees
+from spdf_jax.sparsity.algorithms import algorithm
+from spdf_jax.sparsity.algorithms import leafwise
 from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.distributions import Distribution
+from spdf_jax.sparsity.schedules import UpdateEvery
 from spdf_jax.sparsity.structures import Structure
 
 PyTree = Any
@@ -29,6 +32,7 @@ def largest(
     sparsity: PyTree,
     *,
     least: PyTree = 0,
+    update_every: UpdateEvery = 1,
     update_until: int | None = None,
     distribution: Distribution | str = 'uniform',
     structure: Structure | str = 'unstructured',
@@ -60,24 +64,33 @@ def largest(
         'sparsity is a schedule and update_until is None; give update_until, '
         'the last step at which the schedule changes the sparsity.'
     )
-  times = schedules.update_times(1, 0, update_until)
+  times = leafwise.update_times_of(sparsity, update_every, 0, update_until)
+  row_at = lambda count: 0 if is_constant else times.index(count)
 
   def sparsity_at(count, params):
-    row = 0 if is_constant else times.index(count)
-    return distribution(params, schedules.sparsity_at(sparsity, row))
+    step = 0 if is_constant else int(times.steps[times.index(count)])
+    return distribution(params, schedules.sparsity_at(sparsity, step))
+
+  tables: dict[Any, PyTree] = {}
 
   def table_of(params):
-    table = counts.kept_table(params, sparsity, distribution, times, structure)
-    if isinstance(table, counts.ModelTable):
+    # Computed once, since optax takes a fifth of a millisecond a step.
+    leaves, treedef = jax.tree.flatten(params)
+    key = treedef, *(tuple(leaf.shape) for leaf in leaves)
+    if key not in tables:
+      tables[key] = counts.kept_table(
+          params, sparsity, distribution, times, structure
+      )
+    if isinstance(tables[key], counts.ModelTable):
       raise ValueError(
           "distribution is 'model_wide', which ranks all layers together, and "
           "hard_threshold ranks each by itself; give 'uniform', 'erk' or "
           "'by_pattern'."
       )
-    return table
+    return tables[key]
 
   def mask_at(count, params):
-    row = 0 if is_constant else times.index(count)
+    row = row_at(count)
     kept = jax.tree.map(lambda rows: jnp.asarray(rows)[row], table_of(params))
     return trees.map_leaves(cut, params, kept, _as_tree(least, params))
 
@@ -101,7 +114,8 @@ def largest(
     ):
       size = math.prod(structure.unit_shape(p.shape)[1:])
       # The sparsest steps; a count of 1 may be that of 0, rounded up.
-      for step in np.flatnonzero(rows == rows.min())[[0, -1]].tolist():
+      for row in np.flatnonzero(rows == rows.min())[[0, -1]].tolist():
+        step = 0 if is_constant else int(times.steps[row])
         fraction = trees.by_name(sparsity_at(step, params))[name]
         _check_kept(name, p.shape, size, fraction, number)
     return mask_at(0, params)
@@ -112,11 +126,13 @@ def largest(
       update=lambda key, count, mask, params, grads: mask_at(count, params),
       update_at=_always,
       dense_grads_at=_always,
+      sparsity_changes_at=algorithm.never if is_constant else times.contains,
       mask_by=lambda maker, key, params: init(key, params),
       for_kernels=distributions.for_kernels(
           distribution,
           lambda bound: largest(
-              sparsity, least=least, update_until=update_until,
+              sparsity, least=least, update_every=update_every,
+              update_until=update_until,
               distribution=bound, structure=structure,
           ),
       ),

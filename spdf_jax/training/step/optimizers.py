@@ -418,9 +418,9 @@ def _sparse(
         scale=adapter.scale, where=where,
     )
   if plan.thresholds:
-    tx = tracking.track_masks(
-        threshold_by(inner, plan.algorithm, where=where), plan.algorithm
-    )
+    tx = threshold_by(inner, plan.algorithm, where=where)
+    if plan.updates_masks:
+      tx = tracking.track_masks(tx, plan.algorithm)
   else:
     revive = plan.revive and sparsity.scaled_normal(plan.revive)
     tx = sparsity.sparsify(
