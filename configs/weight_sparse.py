@@ -53,7 +53,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       clip_norm=1e9,  # none: they are scaled
   )
   config.phase_defaults.learning_rate.update(
-      schedule='linear', peak=3e-3, warmup='1%', final_fraction=0.0
+      schedule='linear', peak=3e-2, warmup='1%', final_fraction=0.0
   )
   config.phase_defaults.update(batch_size=16, weight_decay=0.1)
   common.set_phases(
