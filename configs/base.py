@@ -59,7 +59,7 @@ def get_config() -> ml_collections.ConfigDict:
           sparsity=0.0,  # of the hidden matrices, in [0, 1)
           update_every='5%', update_until='75%',  # of the phase, or '100 steps'
           drop_fraction=placeholder(float), init=placeholder(str),  # its own
-          grow=placeholder(str),  # gradient, random, 'module:function', as init
+          grow=placeholder(str),  # gradient, balanced, random, or 'module:f'
           distribution='uniform',  # uniform, erk, igq or model_wide
           structure='unstructured',  # or N:M, as 2:4
       ),

@@ -21,7 +21,7 @@ import ml_collections
 from configs import common
 from configs import quickstart
 
-# Tokens of an example; longer contexts of triples are truncated.
+# Tokens of an example; longer contexts are truncated.
 _LENGTHS = dict(e2e=160, webnlg=256, dart_smoke=256)
 
 

@@ -100,7 +100,7 @@ def parse_algorithm(
 def set_phases(
     config: ml_collections.ConfigDict, **phases: Mapping[str, Any]
 ) -> None:
-  """Sets the phases of a config, in order, by what differs from its defaults.
+  """Sets the phases of a config, each by its fields that differ from defaults.
 
   Other fields are references: they follow later changes of
   `config.phase_defaults`, and are those of one phase if they are set in it.
@@ -128,7 +128,7 @@ def _inherited(
     ):
       fields[name] = _inherited(default, value)
     elif name not in given:
-      # As get_oneway_ref, whose references cannot be pickled.
+      # Like get_oneway_ref, whose references cannot be pickled.
       fields[name] = FieldReference(defaults.get_ref(name))
   return fields
 

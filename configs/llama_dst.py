@@ -43,7 +43,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   if algorithm['name'] in ('set', 'rigl', 'granet'):
     algorithm['drop_fraction'] = 0.5  # decays to zero at the end by a cosine
   if algorithm['name'] == 'granet':
-    # The end of the schedule is ours.
+    # The post does not give the end of the schedule.
     algorithm |= dict(name='rigl', sparsity=dict(
         schedule='cubic', initial=0.5, final=algorithm['sparsity'], steps='75%'
     ))

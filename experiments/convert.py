@@ -152,7 +152,8 @@ def import_model(
   masks.parent.mkdir(parents=True, exist_ok=True)
   masks.unlink(missing_ok=True)
   if loaded.mask is not None:
-    # Precedes the checkpoint, which would have another mask without the file.
+    # Written before the checkpoint: a run that restores it without this file
+    # would draw another mask.
     tensors.write_tensors(masks, trees.by_name(loaded.mask))
   copies = pathlib.Path(workdir, _TOKENIZER_COPY)
   shutil.rmtree(copies, ignore_errors=True)

@@ -109,7 +109,7 @@ def _refuse_other_files(output: pathlib.Path) -> None:
   if not output.exists():
     return
   names = set(os.listdir(output)) if output.is_dir() else {output.name}
-  # Sphinx writes .buildinfo; a checkout has a history beside the pages.
+  # A site has the .buildinfo of Sphinx; a checkout of one has commits to keep.
   if names and ('.buildinfo' not in names or '.git' in names):
     raise ValueError(
         f'output={str(output)!r} has other files than those of a site, which '

@@ -51,8 +51,9 @@ _LISTED = flags.DEFINE_bool(
     flag_values=FLAGS,
 )
 _TASKS = flags.DEFINE_list(
-    'tasks', None, 'Tasks, NAME or NAME=PATH, separated by commas.',
-    required=True, flag_values=FLAGS,
+    'tasks', [],
+    f'Tasks, separated by commas: {task_scores.describe_tasks()}.',
+    flag_values=FLAGS,
 )
 _OUTPUT = flags.DEFINE_string(
     'output', None,
@@ -76,6 +77,10 @@ def _evaluate() -> str:
   The file is written anew with each score, so that scores are kept if a later
   task fails.
   """
+  if not _TASKS.value:
+    raise ValueError(
+        f'no task is given; set --tasks to {task_scores.describe_tasks()}.'
+    )
   task_scores.parse_tasks(_TASKS.value)
   output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
   if output is not None:

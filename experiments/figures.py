@@ -27,6 +27,7 @@ from experiments.papers.run_figures import MissingRunsError
 from experiments.papers.run_groups import Group
 from experiments.scores import scored_runs
 from experiments.wafer import plots
+from spdf_jax import files
 from spdf_jax.names import lookup
 from spdf_jax.runs import style
 
@@ -192,7 +193,8 @@ def main(argv: list[str]) -> int:
 
 
 def _draw() -> Iterator[str]:
-  written = write_figures(_FIGURE.value, _RUNS.value, _OUTPUT.value)
+  with files.reading('--runs', 'give runs whose files are whole.'):
+    written = write_figures(_FIGURE.value, _RUNS.value, _OUTPUT.value)
   yield from map(str, written.paths)
   for name, reason in written.left_out.items():
     yield f'left out {name}: {reason}'

@@ -132,7 +132,7 @@ def _write_continuation(
   seconds = times[-1] - times[0] if number > 1 else 0
   speed = f'{(number - 1) / seconds:.1f} tokens/s' if seconds else 'one step'
   stored = sum(x.nbytes for x in jax.tree.leaves(model.params))
-  # Linux gives KiB.
+  # Linux reports KiB.
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
   print(
       f'{number} tokens, {speed}; parameters {stored / 2**20:,.1f} MiB, peak '

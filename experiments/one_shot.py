@@ -59,6 +59,7 @@ _RATE = flags.DEFINE_float(
 
 _DENSE = 'dense'
 _STAGES = ('pruned', 'trained', 'distilled')
+_NAMES = {'magnitude': 'Magnitude', 'wanda': 'Wanda', 'sparsegpt': 'SparseGPT'}
 _TITLES = ('after pruning', 'after {} steps', 'after {} steps, distilled')
 
 
@@ -176,16 +177,19 @@ def plot(results: Sequence[Mapping[str, Any]], steps: int) -> Any:
       rows = [dense] + [r for r in results if r['method'] == method]
       ax.plot(
           [100 * r['sparsity'] for r in rows], [r[stage] for r in rows],
-          label=method, **style.line_style(i),
+          label=_NAMES[method], **style.line_style(i),
       )
     ax.set_yscale('log')
     ax.yaxis.set_major_formatter('{x:g}')
     ax.yaxis.set_minor_formatter('{x:g}')
-    ax.set_title(title.format(steps), fontsize=9)
-    ax.set_xlabel('sparsity of the hidden matrices, %')
+    ax.set_title(
+        title.format(steps).capitalize(), loc='left', fontweight='bold',
+        fontsize=10,
+    )
+    ax.set_xlabel('Zeros in hidden matrices (%)')
     style.polish(ax)
-  panels[0].set_ylabel('validation perplexity')
-  panels[0].legend(frameon=False)
+  panels[0].set_ylabel('Validation perplexity')
+  panels[0].legend(frameon=False, fontsize=8)
   return figure
 
 

@@ -140,7 +140,7 @@ def train(
 
 def run() -> str:
   """Reads the text, trains and plots; returns what was written."""
-  plt = extras.require('matplotlib.pyplot', 'quickstart')
+  extras.require('matplotlib', 'quickstart')
   if _TEXT.value is None:
     read = '\n'.join(source for _, source in stdlib.module_sources()).encode()
   else:
@@ -160,11 +160,15 @@ def run() -> str:
       np.frombuffer(read, np.uint8), folder / 'checkpoints', _STEPS.value,
       _SPARSITY.value, _WIDTH.value,
   )
-  figure, axes = plt.subplots(figsize=(6, 4), layout='constrained')
-  axes.plot(range(1, len(losses) + 1), losses, linewidth=0.8)
-  axes.axvline(2 * len(losses) // 3, color='gray', linestyle=':')
-  axes.set(xlabel='step', ylabel='training loss (nats per byte)',
-           title=f'{_SPARSITY.value:.0%} zeros, from the dotted line on dense')
+  figure = style.new_figure(6, 4)
+  axes = figure.subplots()
+  axes.plot(
+      range(1, len(losses) + 1), losses, color=style.COLORS[0], linewidth=1.0
+  )
+  axes.axvline(2 * len(losses) // 3, color=style.GREY, linestyle='--')
+  axes.set(xlabel='Step', ylabel='Training loss (nats per byte)',
+           title=f'{_SPARSITY.value:.0%} zeros, from the dashed line on dense')
+  style.polish(axes)
   style.save(figure, folder / 'loss.png')
   return f'{folder / "loss.png"} is written'
 

@@ -53,7 +53,7 @@ def _open(started: float) -> Callable[[], Iterator[str]]:
   sparse = _CONFIG.value
   dense = sparse.copy_and_resolve_references()
   dense.phases.pretrain.algorithm.name = 'dense'
-  extras.require('matplotlib', 'viz')  # Of the report, after minutes.
+  extras.require('matplotlib', 'viz')  # The report needs it, minutes later.
   opened = {
       name: training.Run.create(config, workdir / name).open()
       for name, config in {'dense': dense, 'variable-spdf': sparse}.items()

@@ -254,7 +254,7 @@ def scaled(
 def _times(duration: Any, factor: float) -> Any:
   match = re.fullmatch(r'\s*([0-9.]+)([^%]*)', str(duration))
   if match is None:
-    return duration  # None, a share of the phase, or a function.
+    return duration  # None, a fraction of the phase, or a function.
   number, unit = match.groups()
   amount = float(number) * factor
   if amount and unit.strip() in ('', 'step', 'steps'):
@@ -352,7 +352,10 @@ def race(
       check_spread(arm, done, spread)
   entries = [entry(racer, seeds) for racer in racers]
   done = pool_processes.run_pool(runner, entries, done, cores, len(cores))
-  return race_report.write_report(folder, given, entries, phases, done)
+  with files.reading(
+      folder / 'runs', f'delete the {pool_worker.OUTCOME} of runs of others.'
+  ):
+    return race_report.write_report(folder, given, entries, phases, done)
 
 
 def check_data(configs: Mapping[str, ml_collections.ConfigDict]) -> None:
@@ -436,13 +439,13 @@ def _costs(
   path = folder / _RECORD
   if path.exists():
     pool_identity.check_same(path, identity)
-    record = files.unseal(
-        files.read_object(path, 'give another workdir.'), path
-    )
-    return {
-        name: [PhaseCost(*phase) for phase in phases]
-        for name, phases in record['phases'].items()
-    }, record
+    fix = 'give another workdir.'
+    record = files.unseal(files.read_object(path, fix), path, fix)
+    with files.reading(path, fix):
+      return {
+          name: [PhaseCost(*phase) for phase in phases]
+          for name, phases in record['phases'].items()
+      }, record
   if (folder / 'runs').exists():
     raise ValueError(
         f'workdir {str(folder)!r} has runs and no {_RECORD}, so that their '

@@ -211,7 +211,7 @@ def _trainer(name: str, density: float) -> Callable[[float, int], float]:
 
   def step(params, opt_state, batch, rate):
     grads = jax.grad(loss_fn)(params, batch.inputs, batch.targets)
-    # The key is that of the state.
+    # The key is part of the state.
     updates, opt_state = optimizer(rate, 0).update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
@@ -239,7 +239,7 @@ def _trainer(name: str, density: float) -> Callable[[float, int], float]:
 def _transition(output: pathlib.Path) -> Iterator[str]:
   rows = []
   for way, changes in WAYS.items():
-    step = None  # That of the first seed, which is compiled once for all.
+    step = None  # The first seed's, so that all seeds compile once.
     for seed in range(_SEEDS.value):
       run = training.Run.create(_config(seed, **changes))
       step = step or run.programs.step
@@ -269,7 +269,7 @@ def _config(
 
 
 def _losses(run: training.Run, train_step: Any, sparse: int) -> list[float]:
-  """Trains, and returns the losses around the transition."""
+  """Trains a run, and returns the losses around its dense transition."""
   state = initial_state.create(run.programs)
   losses = []
   for step in range(sparse + AFTER):

@@ -13,6 +13,7 @@ import pathlib
 from absl import flags
 
 from experiments.launch import console
+from spdf_jax import files
 from spdf_jax import runs
 
 FLAGS = flags.FlagValues()
@@ -35,10 +36,14 @@ def _write(workdirs: list[str], output: str) -> Iterator[str]:
     raise ValueError(f'runs={",".join(workdirs)} repeats one; give each once.')
   shared = os.path.commonpath([os.path.dirname(path) for path in workdirs])
   labels = [os.path.relpath(path, shared or '.') for path in workdirs]
-  records = {
-      label: runs.read_run(path) for label, path in zip(labels, workdirs)
-  }
-  yield str(runs.write_report(pathlib.Path(output), records))
+  with files.reading(
+      f'runs={",".join(workdirs)}', 'restore their plan.json and metrics.jsonl.'
+  ):
+    records = {
+        label: runs.read_run(path) for label, path in zip(labels, workdirs)
+    }
+    path = runs.write_report(pathlib.Path(output), records)
+  yield str(path)
 
 
 if __name__ == '__main__':

@@ -2,14 +2,16 @@
 
   python -m experiments.reproduce --scale=fair --data=DIR
   python -m experiments.reproduce --scale=context-64 --data=DIR
+  python -m experiments.reproduce --scale=growth --data=DIR
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
 
 --scale: `fair` takes a night on two cores; `context-64`, sparse against dense
-at equal FLOPs, some 26 core-hours; `smoke` takes minutes and gives no verdicts.
+at equal FLOPs, some 26 core-hours; `growth`, moving masks against static ones,
+some 6; `smoke` takes minutes and gives no verdicts.
 DIR contains books/, e2e/, webnlg17/ and wikitext2/, which you provide; smoke
-reads Python's standard library. The files PROTOCOL*.md in experiments/results,
-written before the runs, define the comparisons and when a claim holds; the
-scales of closed protocols are there as records and tables. Runs are written to
+reads Python's standard library. The file PROTOCOL*.md in a folder of results,
+written before the runs, defines the comparisons and when a claim holds; scales
+of closed protocols are there as records and tables. Runs are written to
 --workdir and trained one on each core; if stopped or killed, the same command
 continues, and finished runs are not trained again. The table, results.json and
 figures are written to --output. --report writes them from the runs finished so

@@ -145,7 +145,8 @@ def run_sweep(
   names = {grids.run_name(fields, changed.seed) for fields, changed in runs}
   path = workdir / 'sweep.jsonl'
   earlier = metric_files.read_json_lines(path) if path.exists() else []
-  earlier = [row for row in earlier if row['workdir'] not in names]
+  with files.reading(path, 'remove its faulty lines.'):
+    earlier = [row for row in earlier if row['workdir'] not in names]
   result_of: dict[int, grids.Result] = {}
   for item in _train_all(runs, workdir, executor):
     if isinstance(item, str):
@@ -243,7 +244,7 @@ def _train_all(
 
 @contextlib.contextmanager
 def _named(name: str) -> Iterator[None]:
-  """Adds the name of a run to its errors."""
+  """Adds the name of a run to the message of its errors."""
   try:
     yield
   except InterruptedError:
@@ -280,11 +281,12 @@ def score(
   path = workdir / 'test.json'
   how = {'tasks': [*tasks], 'settings': settings.as_dict()}
   if path.exists():
-    entries = json.loads(path.read_text('utf-8'))
-    same = [pathlib.Path(run['model']).name for run in entries] == [
-        result.workdir for result in best
-    ]
-    if not same or any(run != {**run, **how} for run in entries):
+    with files.reading(path, 'move it away to score it again.'):
+      entries = json.loads(path.read_text('utf-8'))
+      same = [pathlib.Path(run['model']).name for run in entries] == [
+          result.workdir for result in best
+      ] and all(run == {**run, **how} for run in entries)
+    if not same:
       raise ValueError(
           f'{path} has the test scores of other runs, tasks or settings; the '
           'test split is scored once, for chosen runs: move the file away to '

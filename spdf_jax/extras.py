@@ -86,7 +86,8 @@ def one_sentence(problem: str, fix: str) -> Iterator[None]:
   """
   try:
     yield
-  except Exception as error:  # Libraries and their backends raise any.
+  # Libraries and their backends may raise any exception.
+  except Exception as error:
     text = ' '.join(str(error).split())[:300]
     raise ValueError(
         f'{problem} ({type(error).__name__}: {text}); {fix}'

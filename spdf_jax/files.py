@@ -250,6 +250,47 @@ def check_private(path: str | os.PathLike[str]) -> None:
     )
 
 
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str], fix: str) -> Iterator[None]:
+  """Turns whatever goes wrong while a file is read into one sentence.
+
+  Code in the context takes fields for granted: a `KeyError` of a missing one
+  ends in a sentence too.
+
+  Args:
+    path: The file, or a text that names what is read.
+    fix: End of the sentence: what to do if the file cannot be read.
+
+  Raises:
+    OSError: an error of the system that names the file.
+    ValueError: the context raised another error; one whose text names the file
+      is kept as it is.
+
+  Example:
+    >>> with reading('a.json', 'write it again.'):
+    ...   {}['step']
+    Traceback (most recent call last):
+    ValueError: a.json cannot be read (KeyError: 'step'); write it again.
+  """
+  try:
+    usual = os.path.isfile(path), os.path.isdir(path)
+    if os.path.exists(path) and not any(usual):  # It would block its reader.
+      raise ValueError(f'{path} is a pipe or a device; {fix}')
+    yield
+  except (ImportError, InterruptedError):
+    raise
+  except Exception as error:  # Parsers and backends raise any.
+    is_named = os.fspath(path) in str(error) and '\n' not in str(error)
+    if isinstance(error, OSError) and (is_named or error.filename):
+      raise
+    if isinstance(error, ValueError) and is_named:
+      raise
+    text = ' '.join(str(error).split())[:300]
+    raise ValueError(
+        f'{path} cannot be read ({type(error).__name__}: {text}); {fix}'
+    ) from error
+
+
 def read_object(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
   """Reads a JSON object from a file.
 
@@ -275,10 +316,8 @@ def read_object(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
   path = pathlib.Path(path)
   if path.exists() and not path.is_file():
     raise ValueError(f'{path} is not a regular file; {fix}')
-  try:
+  with reading(path, fix):
     value = json.loads(path.read_bytes())
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f'{path} is not JSON ({error}); {fix}') from error
   if not isinstance(value, dict):
     raise ValueError(f'{path} holds no JSON object; {fix}')
   return value
@@ -303,12 +342,16 @@ def seal(fields: Mapping[str, Any]) -> dict[str, Any]:
   return {**plain, _DIGEST: _digest(plain)}
 
 
-def unseal(fields: Mapping[str, Any], place: Any) -> dict[str, Any]:
+def unseal(
+    fields: Mapping[str, Any], place: Any,
+    fix: str = 'restore the file from a copy, or create it again.',
+) -> dict[str, Any]:
   """Removes the digest of the fields, after comparing it with them.
 
   Args:
     fields: Fields that `seal` returned.
     place: File of the fields, for the error message.
+    fix: End of the error message.
 
   Returns:
     The fields without the digest.
@@ -329,7 +372,7 @@ digest in its field 'sha256'; restore the file from a copy, or create it again.
   if fields.get(_DIGEST) != _digest(plain):
     raise ValueError(
         f'{place} is damaged, because its fields do not have the digest in its '
-        f'field {_DIGEST!r}; restore the file from a copy, or create it again.'
+        f'field {_DIGEST!r}; {fix}'
     )
   return plain
 

@@ -72,7 +72,7 @@ def received(place: str, fix: str) -> Iterator[None]:
 
 
 def is_function(name: str) -> bool:
-  """Returns whether a name in a config is that of a function to import.
+  """Returns whether a name in a config names a function to import.
 
   Example:
     >>> [is_function(x) for x in ('my_models:small', 'rigl', '2:4')]
@@ -186,7 +186,7 @@ def by_entry(
 
 
 def printed_as_call(make: F) -> F:
-  """Lets the tuples that a function makes print as the call that made them.
+  """Makes the tuples of a function print as the call that created them.
 
   Args:
     make: A function that returns a NamedTuple with a field `name`.

@@ -86,7 +86,7 @@ def points_down(room, name):
   )
 
 
-def test_arrows_point_down():
+def test_rooms_import_only_rooms_above_them():
   assert [
       f'{path.relative_to(PACKAGE)} imports {name}'
       for room, path in modules() for name, _ in imports(path)

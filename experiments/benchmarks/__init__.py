@@ -35,6 +35,7 @@ class Suite(NamedTuple):
 SUITES = {
     'auto': Suite(auto.measure, 10, auto.plot),
     'decode': Suite(decode.measure, 15),
+    'first_loop': Suite(skip_zeros.measure_loop, 21),
     'gpu': Suite(profiles.measure_gpu, 20),
     'matmul': Suite(matmul.measure, 7),
     'model': Suite(model.measure, 15),

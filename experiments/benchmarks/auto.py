@@ -25,7 +25,8 @@ from spdf_jax.sparsity import structures
 WIDTHS = 64, 128, 256, 512, 1024
 SPARSITIES = 0.5, 0.75, 0.9, 0.99
 LEAST = 0.97
-_ABOVE = 0.01  # Of the least sparsity that is measured over the crossover.
+# Added to the crossover, for the lowest sparsity that is measured.
+_ABOVE = 0.01
 
 
 def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
@@ -84,7 +85,7 @@ def plot(rows: Sequence[measuring.Row]) -> Any:
   """
   cases = list(dict.fromkeys(row.case for row in rows))
   kinds = list(dict.fromkeys(case.partition(', ')[2] for case in cases))
-  lines = -(-len(kinds) // 2)  # Of two panels.
+  lines = -(-len(kinds) // 2)  # Two panels each.
   figure = style.new_figure(8.4, 3.4 * lines)
   panels = figure.subplots(lines, 2, sharex=True, sharey=True).flatten()
   for ax, kind in zip(panels, kinds):
@@ -98,9 +99,9 @@ def plot(rows: Sequence[measuring.Row]) -> Any:
       ax.plot(zeros[1:], values[1:], markersize=4, **look)
       ax.plot(
           zeros[0], values[0], look['marker'], color=look['color'],
-          label=case.split(', ')[0], markersize=4,
+          label=case.split(', ')[0].replace('d_model', 'width'), markersize=4,
       )
-    ax.axhline(LEAST, color='#888888', linewidth=0.8)
+    ax.axhline(1, color=style.GREY, linewidth=0.8)
     ax.set(yscale='log')
     ax.set_yticks([1, 1.5, 2, 3, 4], ['1', '1.5', '2', '3', '4'])
     ax.minorticks_off()
@@ -109,6 +110,6 @@ def plot(rows: Sequence[measuring.Row]) -> Any:
   for ax in panels[-2:]:
     ax.set_xlabel('Zeros (%)')
   for ax in panels[::2]:
-    ax.set_ylabel('Dense step / auto')
+    ax.set_ylabel('Dense step time / auto step time')
   panels[0].legend(frameon=False, fontsize=8)
   return figure

@@ -90,7 +90,7 @@ def repeated(program: Program) -> Callable[[], Any]:
 
 
 def count_compilations(program: Program, steps: int) -> int:
-  """Counts the programs that a run compiles, which are the traces of its step.
+  """Counts the programs that a run compiles, by the traces of its step.
 
   Args:
     program: The program; its state is copied, not donated.

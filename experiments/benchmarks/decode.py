@@ -40,7 +40,7 @@ SPEEDUPS = {
 """Smallest speed-ups of hidden products, by number of tokens and sparsity."""
 BATCH_SIZES = (1, 4, 16)
 CONTEXT = 128
-_LENGTH = 144  # Of the cache.
+_LENGTH = 144  # Tokens in the cache.
 
 
 class Case(NamedTuple):

@@ -47,6 +47,9 @@ ALGORITHMS = {
         small_gpts.SPARSITY, update_every=10
     ),
     'rigl': spdf.rigl(small_gpts.SPARSITY, **_TIMES),
+    'rigl, balanced': spdf.rigl(
+        small_gpts.SPARSITY, grow='balanced', **_TIMES
+    ),
     'granet': spdf.granet(_RISING, **_TIMES),
     'iterative': spdf.iterative([spdf.Round(50), spdf.Round(50, 0.25)]),
     'static, by density': spdf.static(small_gpts.SPARSITY),
@@ -193,7 +196,7 @@ def repeated_at(
     counts: Sequence[int],
     calls: int,
 ) -> list[Callable[[], Any]]:
-  """Returns calls that take a step, each as if it were step `count`.
+  """Returns calls that take a step, each of them as step `count`.
 
   The calls share one state, and each has a batch or gradients of its own, so
   that between two mask updates the weights are trained, as in a run. With equal

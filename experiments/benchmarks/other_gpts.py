@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
 
 
 class GPT(NamedTuple):
-  """Parameters, and a function of them."""
+  """The parameters of a GPT, and its function to logits."""
 
   params: PyTree
   """A pytree with arrays."""

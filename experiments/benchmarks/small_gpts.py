@@ -308,7 +308,7 @@ def chain_of(subject: Subject, **options: Any) -> Any:
 
 
 def sparsified(chain: Any, algorithm: spdf.Algorithm) -> Any:
-  """Returns an optimizer whose hidden matrices follow an algorithm."""
+  """Returns an optimizer that sparsifies hidden matrices by an algorithm."""
   return spdf.sparsify(chain, algorithm, where=models.sparsifiable, key=0)
 
 

@@ -5,6 +5,8 @@ import io
 import logging as standard_logging
 import os
 import sys
+import tempfile
+import traceback
 from typing import Any
 
 from absl import app
@@ -31,7 +33,16 @@ def start(
   for help_flag in (_Help(), _HelpShort(), _HelpFull()):
     help_flag.allow_override = True
     flags.DEFINE_flag(help_flag)
-  app.run(main, flags_parser=_parse_flags)
+
+  def run_main(argv: list[str]) -> int:
+    try:
+      return main(argv)
+    except app.UsageError:
+      raise
+    except (Exception, KeyboardInterrupt) as error:  # Outside of `run`.
+      return _end(error, begun=True)
+
+  app.run(run_main, flags_parser=_parse_flags)
 
 
 def register(command_flags: flags.FlagValues) -> None:
@@ -45,7 +56,8 @@ def register(command_flags: flags.FlagValues) -> None:
   """
   for name in command_flags:
     flags.DEFINE_flag(command_flags[name], module_name=sys.argv[0])
-  command_flags.mark_as_parsed()  # With `flags.FLAGS`, which holds them, too.
+  # Also with `flags.FLAGS`, which contains them.
+  command_flags.mark_as_parsed()
 
 
 class _EndsWith0(flags.BooleanFlag):
@@ -88,18 +100,18 @@ def run(
 ) -> int:
   """Runs the body of a command, prints its texts and returns its exit status.
 
-  Bad input is logged as one sentence, with status 1; `--verbosity=1` also logs
-  the traceback. So are a disk that is full, another process that has ended, and
-  a device or kernels that are not available. A run stopped by a signal has the
-  status that shells use, 128 and the signal's number.
+  Every error is logged as one sentence, with status 1. Bad input is the only
+  cause of most; the traceback of any other one is kept in a temporary file that
+  the sentence names, and `--verbosity=1` logs all tracebacks. A run stopped by
+  a signal has the status that shells use, 128 and the signal's number.
 
   Args:
     argv: Name of the program and arguments left after parsing flags; there
       must be none of these.
     call: Body of the command; returns a text, an iterator of texts, an exit
       status or `None`, or a function that returns one of these: the rest of the
-      work. Its errors are not caused by bad input, so they keep their
-      tracebacks, but for those of disks.
+      work. Its errors are not caused by bad input, so their tracebacks are
+      kept, but for those of disks.
     *args: Arguments of `call`.
     **kwargs: Further arguments of `call`.
 
@@ -112,54 +124,72 @@ def run(
   if len(argv) > 1:
     raise app.UsageError(f'unknown arguments: {argv[1:]}')
   prepare()
+  begun = False
   try:
-    try:
-      result = call(*args, **kwargs)
-      if not callable(result):
-        return _show(result)
-    except InterruptedError:
-      raise
-    except (ValueError, OSError, ImportError) as error:
-      logging.error('%s', error)
-      logging.debug('This was raised:', exc_info=error)
-      return 1
-    try:
-      return _show(result())
-    except (OSError, ValueError) as error:
-      # Orbax and tensorstore raise ValueError for a full disk.
-      if isinstance(error, InterruptedError) or not (
-          isinstance(error, OSError) or 'No space left on device' in str(error)
-      ):
-        raise
-      logging.error(
-          '%.300s; what is saved is whole: free some space or restore the '
-          'disk, and the same command continues from there.', error
-      )
-      logging.debug('This was raised:', exc_info=error)
-      return 1
-  except training.Interrupted as interrupted:
-    logging.warning('%s', interrupted)
-    return 128 + interrupted.signal
-  except (InterruptedError, KeyboardInterrupt):
+    result = call(*args, **kwargs)
+    if callable(result):
+      begun = True
+      result = result()
+    return _show(result)
+  except (Exception, KeyboardInterrupt) as error:
+    return _end(error, begun)
+
+
+_EXPECTED = (
+    ValueError, OSError, ImportError, training.NotFinite, native.Unavailable
+)
+
+
+def _end(error: BaseException, begun: bool) -> int:
+  """Logs an error as one sentence; returns the exit status of the command.
+
+  Args:
+    error: The error.
+    begun: Whether all input was checked before.
+  """
+  text = ' '.join(str(error).split())
+  if isinstance(error, training.Interrupted):
+    logging.warning('%s', error)
+    return 128 + error.signal
+  if isinstance(error, (InterruptedError, KeyboardInterrupt)):
     logging.warning('stopped; the same command continues from what is saved.')
     return 130
-  except training.NotFinite as error:
-    logging.error('%s', error)
-    return 1
-  except RuntimeError as error:
-    is_missing = isinstance(error, native.Unavailable)
-    if is_missing or 'Unable to initialize backend' in str(error):
-      logging.error('%s', error)
-      return 1
-    if not processes.is_lost_process(error):
-      raise
-    logging.error(
-        'another process of this run has ended (%s); start all processes '
-        'again, and they continue from the last checkpoint.',
-        str(error).splitlines()[0],
+  # Orbax and tensorstore raise ValueError for a full disk.
+  if begun and (
+      isinstance(error, OSError) or 'No space left on device' in text
+  ):
+    text = (
+        f'{text:.300}; what is saved is whole: free some space or restore the '
+        'disk, and the same command continues from there.'
     )
-    logging.debug('This was raised:', exc_info=error)
-    return 1
+  elif isinstance(error, Exception) and processes.is_lost_process(error):
+    text = (
+        f'another process of this run has ended ({str(error).splitlines()[0]});'
+        ' start all processes again, and they continue from the last '
+        'checkpoint.'
+    )
+  elif 'Unable to initialize backend' not in text and (
+      begun and isinstance(error, ValueError)
+      or not isinstance(error, _EXPECTED)
+  ):
+    text = f'{type(error).__name__}: {text:.300}'.rstrip('.')
+    text += f'; {_keep_traceback(error)}'
+  logging.error('%s', text)
+  logging.debug('This was raised:', exc_info=error)
+  return 1
+
+
+def _keep_traceback(error: BaseException) -> str:
+  """Writes a traceback to a temporary file; returns where it is."""
+  lines = ''.join(traceback.format_exception(error))
+  try:
+    descriptor, path = tempfile.mkstemp('.txt', 'spdf_jax-')
+    with os.fdopen(descriptor, 'w', errors='backslashreplace') as file:
+      file.write(lines)
+  except OSError:  # Its disk is full, too.
+    sys.stderr.write(lines)
+    return 'its traceback is above.'
+  return f'its traceback is in {path}.'
 
 
 def _show(result: str | Iterable[str] | int | None) -> int:

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from spdf_jax import sparsity
 from spdf_jax.costs import plan_costs
@@ -130,7 +130,8 @@ def _phase_rows(run: Run) -> list[list[str]]:
       'phase', 'steps', 'batch', 'tokens', 'learning rate: first, peak, last'
   ]]
   for phase in run.plan.phases:
-    all_rates = jax.jit(jax.vmap(phase.learning_rate))(jnp.arange(phase.steps))
+    rates_of = jax.jit(jax.vmap(phase.learning_rate))
+    all_rates = np.asarray(rates_of(np.arange(phase.steps)))
     rates = all_rates[0], all_rates.max(), all_rates[-1]
     rows.append([
         phase.name,

@@ -147,7 +147,7 @@ class RayExecutor(concurrent.futures.Executor):
 
   def _check(self, resources: Resources) -> None:
     """Raises ValueError if a call fits no node."""
-    # A node that was lost has no resources.
+    # A lost node is listed without resources.
     nodes = [
         node['Resources'] for node in self._ray.nodes() if node['Resources']
     ]
@@ -237,7 +237,7 @@ def _run(
       try:
         return fn(*args, **kwargs)
       except FolderInUse:
-        # The process of a lost node may live on for a while.
+        # The process on a lost node may run on for a while.
         if time.monotonic() > deadline:
           raise
         time.sleep(1)

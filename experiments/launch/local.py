@@ -67,7 +67,7 @@ def run(command: Sequence[str], number: int, grace: float) -> int:
           ),
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
-          # Ctrl-C reaches this process only, which sends SIGTERM to all.
+          # Ctrl-C reaches this process only, which then sends SIGTERM to all.
           start_new_session=True,
       )
       for i in range(number)

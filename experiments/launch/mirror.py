@@ -146,14 +146,14 @@ class Mirror:
     self._pushed: dict[str, tuple[int, int]] = {}
     self._by = f'process {os.getpid()} on {socket.gethostname()}'
     self._copy = _Copy(_NONE, '', '', {})
-    self._failures = 0  # Updates since the last one that succeeded.
+    self._failures = 0  # Updates since the last successful one.
 
   def read(self) -> _Copy:
     """Returns the last whole manifest."""
     for name in sorted(self._names(), reverse=True):
       try:
         manifest = json.loads(self._manifest(name).read_text())
-      except ValueError:  # A kill while a mounted bucket was written.
+      except ValueError:  # A write to a mounted bucket that was killed.
         continue
       for path in (*manifest['files'], *manifest['files'].values()):
         if path.startswith('/') or '..' in path.split('/'):
@@ -190,7 +190,7 @@ class Mirror:
         writer = f'{number:06}-{uuid.uuid4().hex[:8]}'
         self._copy = before._replace(name=(writer, -1))
       self._write(before.id or uuid.uuid4().hex, before.files)
-      # The writer before may have written once more.
+      # The previous writer may have written once more.
       others = [n for n in self._names() if n[0] != self._copy.name[0]]
       if max(others, default=_NONE) <= before.name:
         return self._copy
@@ -277,7 +277,8 @@ class Mirror:
       except Superseded as error:
         logger.error('%s', error)
         return
-      except Exception as error:  # Libraries of buckets may raise any.
+      # Libraries of buckets may raise any exception.
+      except Exception as error:
         self._failures += 1
         # A run deletes checkpoints, perhaps while they are copied.
         if self._failures > 1 or not isinstance(error, FileNotFoundError):
@@ -315,7 +316,7 @@ class Mirror:
       unfinished = name.parts[0] == 'checkpoints' and name.parts[1:2] and (
           name.parts[1] not in steps
       )
-      # Dots in checkpoints are those of orbax, whose folders are complete.
+      # Within checkpoints, hidden files are orbax's, in complete folders.
       is_hidden = name.parts[0].startswith('.')
       if unfinished or is_hidden or path.is_symlink() or not path.is_file():
         continue

@@ -80,11 +80,21 @@ def _pretraining(scale: Scale, job: Job) -> dict[str, dict[str, Any]]:
   return {'pretrain': _of_length(steps, _algorithm(arm))}
 
 
+_CHANGES: dict[str, dict[str, Any]] = {
+    '': {},
+    'balanced': dict(grow='balanced'),
+    'skipped': dict(skip_gradient_step=True),
+}
+"""What the second part of a method's name changes in the first."""
+
+
 def _algorithm(arm: Arm) -> dict[str, Any]:
   """Returns the algorithm of a pre-training phase."""
   if arm.method in ('init', 'dense'):
     return dict(name='dense')
-  algorithm: dict[str, Any] = dict(name=arm.method, sparsity=arm.sparsity)
+  method, _, change = arm.method.partition('-')
+  algorithm: dict[str, Any] = dict(name=method, sparsity=arm.sparsity)
+  algorithm |= _CHANGES[change]
   if arm.method == 'gmp':
     # The schedule of Frantar et al. 2023, appendix A.
     rise = dict(
@@ -94,10 +104,10 @@ def _algorithm(arm: Arm) -> dict[str, Any]:
     return dict(
         name='gmp', sparsity=rise, update_from='25%', update_until='75%'
     )
-  if arm.method == 'granet':
+  if method == 'granet':
     # The post defines GraNet as RigL with rising sparsity.
     rise = dict(schedule='cubic', initial=0.5, final=arm.sparsity, steps='75%')
-    return dict(name='rigl', sparsity=rise)
+    return algorithm | dict(name='rigl', sparsity=rise)
   if arm.method == 'set':
     # In the post SET's drop fraction falls to 0, as RigL's does.
     fall = dict(schedule='cosine', initial=0.3, steps='75%')

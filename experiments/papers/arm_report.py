@@ -96,7 +96,7 @@ def format_arms(
 
 
 def format_choices(entries: Sequence[Entry], done: Done) -> str:
-  """Formats a table of all points that were tried on the tuning seeds.
+  """Formats a table of all points of the grids that tuning seeds have tried.
 
   Args:
     entries: All entries.

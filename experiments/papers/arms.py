@@ -16,9 +16,11 @@ class Arm:
 
   Attributes:
     method: `'init'` (initial weights), `'dense'`, `'static'`, `'set'`,
-      `'rigl'`, `'granet'`, `'gmp'` (gradual pruning), `'variable'` (sparse,
-      then dense), `'pruned'` (rounds of iterative pruning of a dense model) or
-      `'longer'` (the same rounds without pruning).
+      `'rigl'`, `'granet'`, `'rigl-balanced'` and `'granet-balanced'` (growth by
+      `growth.balanced`), `'rigl-skipped'` (no gradient step at mask updates),
+      `'gmp'` (gradual pruning), `'variable'` (sparse, then dense), `'pruned'`
+      (rounds of iterative pruning of a dense model) or `'longer'` (the same
+      rounds without pruning).
     sparsity: Fraction of zeros; for `'variable'`, before the dense stage; for
       `'gmp'`, at the end.
     size: Name of a size of the scale; `''` is the main one.

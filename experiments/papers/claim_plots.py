@@ -84,7 +84,8 @@ def _plot_losses(
     ax.vlines(mean, place - 0.35, place + 0.35, color=style.COLORS[0])
   ax.set_yticks(range(len(arms)), [arm.name for arm in arms], fontsize=8)
   ax.set_ylim(len(arms) - 0.4, -0.6)
-  ax.set_xlabel(f'{arms[0].metric} (nats)')
+  name = 'Fine-tuning' if arms[0].task else 'Validation'
+  ax.set_xlabel(f'{name} loss (nats)')
   style.polish(ax)
   ax.grid(False, axis='y')
   ax.margins(y=0)
@@ -141,7 +142,7 @@ def _plot_differences(ax: Any, findings: Sequence[Finding]) -> None:
   ax.set_ylim(len(rows) - 0.4, -0.6)
   ax.axvline(0, color=style.GREY, linewidth=0.8)
   ax.set_xlabel(
-      'difference by seed, its mean and 95 % interval\nin '
+      'Difference by seed, its mean and 95 % interval\nin '
       f'{claims.describe_units(f.claim for f in findings)}'
   )
   style.polish(ax)

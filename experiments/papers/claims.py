@@ -56,7 +56,7 @@ class Comparison(NamedTuple):
 
 
 class Expected(NamedTuple):
-  """What a claim's power is calculated from, before its runs.
+  """The expected numbers of a claim, for its power before the runs.
 
   Attributes:
     difference: Expected contrast.
@@ -231,7 +231,7 @@ def judge(
 def _changes(
     comparison: Comparison, measured: Measured, repeated: Measured
 ) -> tuple[float, ...]:
-  """Returns repeated less first contrasts, of the seeds that have both."""
+  """Returns repeated minus first contrasts, for seeds that have both."""
   first = {
       arm: {
           seed: outcome for seed, outcome in measured.get(arm, {}).items()

@@ -76,7 +76,7 @@ def measure(
     seeds: int,
 ) -> dict[float, Changes]:
   """Trains at one width; returns the mean changes over seeds, by density."""
-  step = None  # That of the first run, which is compiled once for all.
+  step = None  # The first run's, so that all runs compile once.
   changes = {}
   for density in densities:
     runs = []

@@ -1,4 +1,4 @@
-"""Figure of a scale: final losses over the FLOPs of pre-training."""
+"""Figure of a scale: final losses of arms, by the FLOPs of pre-training."""
 
 from collections.abc import Mapping
 import statistics
@@ -14,16 +14,16 @@ from spdf_jax.runs import style
 _LABELS = (
     'dense', 'smaller dense', 'static 75 %', 'Variable', 'gradual pruning'
 )
-_MARKERS = 'os^D'
 
 
 def plot_flops(
     scale: Scale, measured: Mapping[Arm, Mapping[int, Outcome]]
 ) -> Any:
-  """Plots final losses over the FLOPs of pre-training.
+  """Plots final losses, a row for each arm with its FLOPs of pre-training.
 
   Every small point is a run at the end of its own schedule, a large one the
-  mean of an arm; arms have a color, widths a marker.
+  mean of an arm. Rows are ordered by width, then by FLOPs, so arms of equal
+  FLOPs are neighbours.
 
   Args:
     scale: The scale.
@@ -39,39 +39,40 @@ def plot_flops(
     >>> from experiments.papers.scales import SCALES
     >>> runs = {1: {'validation/loss': 2.0, 'flops': 1e12}}
     >>> ax, = plot_flops(SCALES['context-64'], {Arm('dense'): runs}).axes
-    >>> [text.get_text() for text in ax.get_legend().get_texts()]
-    ['dense', 'width 64']
+    >>> [tick.get_text() for tick in ax.get_yticklabels()]
+    ['width 64, dense: 1.0e12 FLOPs']
   """
   shown = [
       arm for arm in measured
       if arm.method != 'init' and arm.sparsity != scales.CONTROL.sparsity
       and not arm.task
   ]
-  figure = style.new_figure(4.5, 3.8)
+  order = lambda arm: (scale.sizes[arm.size].width, _flops(measured[arm]))
+  shown.sort(key=order)
+  figure = style.new_figure(6.5, 1.0 + 0.32 * max(len(shown), 3))
   ax = figure.subplots()
-  widths = sorted({scale.sizes[arm.size].width for arm in shown})
-  markers = dict(zip(widths, _MARKERS))
-  for arm in shown:
+  names = []
+  for row, arm in enumerate(shown):
     color = style.COLORS[_LABELS.index(_label(scale, arm))]
-    marker = markers[scale.sizes[arm.size].width]
-    outcomes = measured[arm].values()
-    flops = statistics.fmean(outcome['flops'] for outcome in outcomes)
-    values = [outcome[arms.PRETRAINED] for outcome in outcomes]
-    ax.plot([flops] * len(values), values, marker, color=color, alpha=0.35,
+    values = [outcome[arms.PRETRAINED] for outcome in measured[arm].values()]
+    ax.plot(values, [row] * len(values), 'o', color=color, alpha=0.35,
             markersize=4, markeredgewidth=0)
-    ax.plot(flops, statistics.fmean(values), marker, color=color, markersize=7)
-  ax.set_xscale('log')
-  ax.set_xlabel('FLOPs of pre-training')
-  ax.set_ylabel('final validation loss (nats per byte)')
+    ax.plot(statistics.fmean(values), row, 'D', color=color, markersize=6)
+    width, flops = order(arm)
+    amount = f'{flops:.1e}'.replace('e+', 'e')
+    names.append(f'width {width}, {_label(scale, arm)}: {amount} FLOPs')
+    if row and width != order(shown[row - 1])[0]:
+      ax.axhline(row - 0.5, color=style.GREY, linewidth=0.8)
+  ax.set_yticks(range(len(shown)), names, fontsize=8)
+  ax.set_ylim(len(shown) - 0.4, -0.6)
+  ax.set_xlabel('Final validation loss (nats per byte)')
   style.polish(ax)
-  labels = {_label(scale, arm) for arm in shown}
-  for label, color in zip(_LABELS, style.COLORS):
-    if label in labels:
-      ax.plot([], [], 'o', color=color, label=label)
-  for width, marker in markers.items():
-    ax.plot([], [], marker, color=style.GREY, label=f'width {width}')
-  ax.legend(frameon=False, fontsize=8)
+  ax.margins(y=0)
   return figure
+
+
+def _flops(outcomes: Mapping[int, Outcome]) -> float:
+  return statistics.fmean(outcome['flops'] for outcome in outcomes.values())
 
 
 def _label(scale: Scale, arm: Arm) -> str:

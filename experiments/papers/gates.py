@@ -102,7 +102,8 @@ def check(
   seeds = {entry.arm: len(entry.judging_seeds) for entry in entries}
   measured = {
       arm: outcomes for arm, outcomes in measured.items()
-      if len(outcomes) == seeds[arm]  # Gates are not judged by a part of them.
+      # An arm counts once all its runs have finished.
+      if len(outcomes) == seeds[arm]
   }
   gates = []
   sizes = _sizes(scale, claims)
@@ -225,7 +226,7 @@ def _beaten(
     key: str, control: Arm, dense: Arm, metric: str, measured: Measured,
     is_tuned: bool,
 ) -> Gate:
-  """Returns the gate of a control, which a bad rate makes worse, too."""
+  """Returns the gate that a control with a tuned rate is worse than dense."""
   gate = _ahead(
       key, control, f'{dense.name} beats {control.name}',
       _values(measured, control, metric), _values(measured, dense, metric),

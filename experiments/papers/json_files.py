@@ -52,7 +52,8 @@ def write_json(path: str | os.PathLike, value: Any, indent: int) -> None:
 
 def read_json(path: str | os.PathLike) -> Any:
   """Reads a file that `write_json` wrote."""
-  return decode(pathlib.Path(path).read_text('utf-8'))
+  with files.reading(path, 'delete it, and it is written again.'):
+    return decode(pathlib.Path(path).read_text('utf-8'))
 
 
 def _named(value: Any) -> Any:

@@ -12,6 +12,7 @@ _VARIABLE = 'Cerebras, Variable SPDF, 2023'
 _DYNAMIC = 'Cerebras, PyTorch sparsity library, 2024'
 _ITERATIVE = 'Cerebras, 2022'
 _OWN_QUESTION = 'our question: the best model for given FLOPs'
+_OWN_QUESTION_OF_GROWTH = 'our question: moving masks against static ones'
 
 # Non-inferiority margins in nats: of fine-tuned models of 50 and 75 % sparsity,
 # of Variable SPDF against dense, of a pruned against a dense model, and against
@@ -20,6 +21,8 @@ _MARGINS = {scales.STATIC_50: 0.02, scales.STATIC_75: 0.05}
 _MATCHES = 0.05
 _RECOVERS = 0.01
 _FLOPS_MARGIN = 0.02
+_GROWTH_MARGIN = 0.02
+_SKIP_MARGIN = 0.03
 
 
 def _gaps(metric: str):
@@ -149,7 +152,7 @@ _PILOT = 'a pilot of one seed'
 
 
 def _pays(width: int, sparse: Arm, small: Arm) -> list[Claim]:
-  """Returns the claims of a width against the dense models of equal FLOPs."""
+  """Returns the claims about a width and dense models of equal FLOPs."""
   dense = scales.at_flops_of(sparse)
   return [
       Claim(
@@ -215,5 +218,84 @@ _CONTEXT_64 = (
         'gradual', Expected(0.006, 0.0134, f'{_PILOT}; {_OLD}'),
     ),
 )
-CLAIMS = {claim.key: claim for claim in (*_ALL, *_CONTEXT_64)}
+# As if paired fine-tunings were independent: sqrt(2) times the deviation of
+# dense models over the tuning seeds.
+_SURVIVES_BY = Expected(0.0, 0.0172, 'tuning seeds of claims-context-64')
+
+
+def _survives(
+    key: str, text: str, arm: Arm, other: Arm, family: str, source: str
+) -> Claim:
+  first, second = (scales.tuned(a, scales.CHOSEN) for a in (arm, other))
+  return Claim(
+      key, f'{text} after fine-tuning', source,
+      (claims.better(first, second, arms.TUNED, _FLOPS_MARGIN),), family,
+      _SURVIVES_BY,
+  )
+
+
+_FINE_TUNING = (
+    _survives(
+        'tuned-75', 'static 75 % is not inferior to dense on all tokens',
+        scales.STATIC_75, scales.DENSE, 'survives',
+        f'{_SPDF}, section 3.3, table 1'
+    ),
+    _survives(
+        'tuned-variable', 'Variable SPDF is not inferior to dense on all '
+        'tokens', scales.VARIABLE, scales.DENSE, 'survives',
+        f'{_VARIABLE}, table 3'
+    ),
+    _survives(
+        'tuned-small', 'static 75 % is not inferior to a smaller dense model '
+        'of equal FLOPs', scales.STATIC_75, scales.SMALL, 'pays', _OWN_QUESTION
+    ),
+)
+_LLAMA = 'Llamas of width 96 at context 256, three seeds'
+
+
+def _growth(percent: int) -> list[Claim]:
+  """Returns the claims about growth at a sparsity."""
+  arm = lambda method: scales.grown(method, percent / 100)
+  of = lambda key, text, family, first, second, margin, expected: Claim(
+      f'{key}-{percent}', f'{text}, {percent} %', _OWN_QUESTION_OF_GROWTH,
+      (claims.better(arm(first), arm(second), arms.PRETRAINED, margin),),
+      family, expected,
+  )
+  return [
+      of(
+          'grow', 'balanced growth has a lower loss than RigL', 'growth',
+          'rigl-balanced', 'rigl', 0.0,
+          Expected(-0.045, 0.0105, f'two pilots; {_LLAMA}'),
+      ),
+      of(
+          'level', 'RigL with balanced growth is not inferior to a static mask',
+          'growth', 'rigl-balanced', 'static', _GROWTH_MARGIN,
+          Expected(-0.002, 0.0105, f'two pilots; {_LLAMA}'),
+      ),
+      of(
+          'granet', 'GraNet with balanced growth has a lower loss than GraNet',
+          'GraNet', 'granet-balanced', 'granet', 0.0,
+          Expected(-0.045, 0.0258, f'no pilot; {_LLAMA}'),
+      ),
+      of(
+          'set', 'SET is not inferior to a static mask', 'SET', 'set', 'static',
+          _GROWTH_MARGIN, Expected(0.0002, 0.0051, _LLAMA),
+      ),
+  ]
+
+
+_SKIP = Claim(
+    'skip-80', 'RigL is not inferior by 0.03 to RigL that skips the gradient '
+    'steps of mask updates, 80 %', 'Evci et al., RigL, 2020',
+    (claims.better(
+        scales.grown('rigl', 0.8), scales.grown('rigl-skipped', 0.8),
+        arms.PRETRAINED, _SKIP_MARGIN
+    ),),
+    'skipped', Expected(0.008, 0.0105, f'a pilot of one seed; {_LLAMA}'),
+)
+_GROWTH = (*_growth(80), *_growth(90), _SKIP)
+CLAIMS = {
+    claim.key: claim
+    for claim in (*_ALL, *_CONTEXT_64, *_FINE_TUNING, *_GROWTH)
+}
 """Claims by key."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Arm(NamedTuple):
-  """Description of the runs that belong in a row.
+  """The runs that belong in a row.
 
   Attributes:
     model: Preset of the model.

@@ -69,7 +69,7 @@ def write_report(
         difference += f' ({paired.low:+.4f} to {paired.high:+.4f})'
     rate = chosen[arm].get('rate')
     longest = max(runs, key=lambda outcome: outcome['steps'])
-    steps = longest['steps']  # A run that diverged has fewer.
+    steps = longest['steps']  # A run that diverged has fewer steps.
     rows.append([
         arm.folder, markdown.MISSING if rate is None else f'{rate:g}',
         str(len(losses)),
@@ -126,10 +126,10 @@ def plot_race(
           label=name if j == 0 else None,
       )
   ax.set_xlabel(
-      'seconds of training at the measured pace' if unit == 'seconds'
-      else 'FLOPs of training'
+      'Training seconds at the measured pace' if unit == 'seconds'
+      else 'Training FLOPs'
   )
-  ax.set_ylabel('validation loss (nats per token)')
+  ax.set_ylabel('Validation loss (nats per token)')
   ax.legend(frameon=False, fontsize=8)
   style.polish(ax)
   return figure

@@ -53,12 +53,13 @@ def plot_coordinates(rows: list[dict[str, Any]]) -> Any:
     ax.set_yticks([1 / 16, 1 / 4, 1, 4, 16], ['1/16', '1/4', '1', '4', '16'])
     style.polish(ax)
     ax.set_title(
-        f'{name}, step {step}', loc='left', fontweight='bold', fontsize=9
+        f'{NAMES.get(name, name)}, step {step}', loc='left',
+        fontweight='bold', fontsize=9,
     )
   for ax in panels[-1]:
     ax.set_xlabel('Width')
   for ax in panels[:, 0]:
-    ax.set_ylabel('Change / base')
+    ax.set_ylabel('Change, over the base model\'s')
   panels[0, 0].legend(frameon=False, fontsize=8)
   return figure
 
@@ -106,7 +107,7 @@ def plot_transition(results: list[dict[str, Any]]) -> Any:
         steps, [*map(min, columns)], [*map(max, columns)], color=color,
         alpha=0.2, linewidth=0,
     )
-  ax.axvline(0, color='#888888', linewidth=0.8)
+  ax.axvline(0, color=style.GREY, linewidth=0.8)
   ax.set(
       xlabel='Steps after the transition',
       ylabel='Training loss (nats per token)',

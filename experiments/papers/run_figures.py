@@ -8,6 +8,7 @@ from experiments.papers import run_groups
 from experiments.papers import training_plots
 from experiments.papers.run_groups import Group
 from experiments.papers.training_plots import Tuned
+from spdf_jax.runs import mask_plots
 from spdf_jax.runs import plots
 from spdf_jax.runs import read
 from spdf_jax.runs.read import RunRecord
@@ -135,7 +136,7 @@ def tuned_points(groups: Sequence[Group]) -> list[Tuned]:
 
 def mask_changes(groups: Sequence[Group]) -> Any:
   """Draws survival and exploration of weights under mask updates."""
-  return plots.plot_mask_updates(_pretrainings(
+  return mask_plots.plot_mask_updates(_pretrainings(
       groups, 'no run whose masks were tracked', read.is_tracked
   ))
 

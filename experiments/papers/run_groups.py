@@ -313,7 +313,10 @@ def _explored(
 def _later(phase: PhaseRecord, steps: int) -> PhaseRecord:
   return phase._replace(
       start=phase.start + steps,
-      mask_updates=tuple(step + steps for step in phase.mask_updates),
+      mask_updates=tuple(
+          range(x.start + steps, x.stop + steps, x.step)
+          for x in phase.mask_updates
+      ),
       spans=tuple(
           part._replace(start=part.start + steps) for part in phase.spans
       ),

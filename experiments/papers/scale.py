@@ -139,7 +139,7 @@ class Scale:
   micro_batches: int = 1
   epochs: int = 1
   demonstration: bool = False
-  protocol: str = 'PROTOCOL.md'
+  protocol: str = 'claims-fair/PROTOCOL.md'
   tuning_seeds: tuple[int, ...] = (0,)
   repeat_every: int = 0
   tune_length: int | None = None
@@ -219,7 +219,7 @@ class Scale:
     return round(tokens / (self.batch(arm.size) * self.length))
 
   def work(self, arm: Arm) -> float:
-    """Returns tokens times parameters of a run, which its time follows."""
+    """Returns tokens times parameters of a run, for estimates of its time."""
     if arm.method == 'init' and not arm.task:
       return 0.0
     tokens = self.steps(arm) * (
@@ -280,7 +280,7 @@ class Scale:
   def find(
       self, method: str, sparsity: float = 0.0, size: str = '', task: str = ''
   ) -> Arm | None:
-    """Returns the arm of the blocks with these values, at its own length."""
+    """Returns the arm with these values and its own number of tokens."""
     return next((
         arm for block in self.blocks for arm in block.arms
         if (arm.method, arm.sparsity, arm.size, arm.task)

@@ -96,6 +96,9 @@ EARLY_DENSE = at_flops_of(
 BUDGETS = 'e2e-600', 'e2e-300', 'e2e-150', 'e2e-75'
 """Fine-tunings of the gate G6 in the order in which one is registered."""
 
+CHOSEN = 'e2e-300'
+"""The first of them that separates the control from dense on tuning seeds."""
+
 CONTEXT_64 = dataclasses.replace(
     FAIR,
     claims=(
@@ -103,17 +106,17 @@ CONTEXT_64 = dataclasses.replace(
         'early-64', 'variable-96', 'size', 'gradual',
     ),
     blocks=(
-        # E, on the seeds that tune rates
+        # Fine-tunings for gate G6 (E), on the seeds that tune rates
         Block(tuple(
             tuned(arm, task) for task in BUDGETS for arm in (DENSE, CONTROL)
         ), 0),
-        # B64
+        # Width 64 (B64 in the protocol)
         Block((
             DENSE, at_flops_of(STATIC_75), SMALL, STATIC_75, VARIABLE,
             EARLY_DENSE,
         ), 12),
         Block((CONTROL,), 3),
-        # B96
+        # Width 96 (B96)
         Block((
             sized(DENSE, 'w96'), at_flops_of(sized(STATIC_75, 'w96')),
             sized(DENSE, 'small-w96'), sized(STATIC_75, 'w96'),
@@ -147,9 +150,59 @@ CONTEXT_64 = dataclasses.replace(
     },
     domains={'wikitext': 'wikitext2/wiki.valid.tokens'},
     batches=24,
-    protocol='PROTOCOL-8.md',
+    protocol='claims-context-64/PROTOCOL-8.md',
     tuning_seeds=(101, 102, 103),
     repeat_every=6,
+)
+
+FINE_TUNING = dataclasses.replace(
+    CONTEXT_64,
+    claims=('tuned-75', 'tuned-variable', 'tuned-small'),
+    blocks=(
+        Block(tuple(
+            tuned(arm, CHOSEN) for arm in (DENSE, STATIC_75, VARIABLE, SMALL)
+        ), 12),
+        Block((CONTROL, tuned(CONTROL, CHOSEN)), 3),
+    ),
+    sizes={key: CONTEXT_64.sizes[key] for key in ('', 'small')},
+    tasks={CHOSEN: CONTEXT_64.tasks[CHOSEN]},
+    protocol='claims-fine-tuning-64/PROTOCOL-10.md',
+)
+
+GROWTH_METHODS = (
+    'static', 'rigl', 'rigl-balanced', 'set', 'granet', 'granet-balanced',
+)
+
+
+def grown(method: str, sparsity: float) -> Arm:
+  """Returns an arm of the scale growth, of width 96."""
+  return Arm(method, sparsity, size='w96')
+
+
+GROWTH = dataclasses.replace(
+    CONTEXT_64,
+    claims=(
+        'grow-80', 'grow-90', 'level-80', 'level-90', 'granet-80', 'granet-90',
+        'set-80', 'set-90', 'skip-80',
+    ),
+    blocks=(
+        Block((DENSE, CONTROL), 3),
+        *(
+            Block(tuple(grown(method, sparsity) for method in methods), 7)
+            for methods in (GROWTH_METHODS[:3], GROWTH_METHODS[3:])
+            for sparsity in (0.8, 0.9)
+        ),
+        Block((grown('rigl-skipped', 0.8),), 7),
+    ),
+    sizes={
+        '': CONTEXT_64.sizes[''],
+        'w96': dataclasses.replace(CONTEXT_64.sizes['w96'], tokens_of=''),
+    },
+    tasks={},
+    domains={},
+    protocol='claims-growth/PROTOCOL-9.md',
+    tuning_seeds=(101, 102),
+    repeat_every=0,
 )
 
 SCALES = {
@@ -167,5 +220,7 @@ SCALES = {
     ),
     'fair': FAIR,
     'context-64': CONTEXT_64,
+    'fine-tuning-64': FINE_TUNING,
+    'growth': GROWTH,
 }
-"""Scales by name: for CI, for a night on two cores, for some 26 core-hours."""
+"""Scales by name: for CI, a night on two cores, some 26, 2 and 6 core-hours."""

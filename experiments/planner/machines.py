@@ -124,7 +124,7 @@ def measure_step(run: Run) -> float:
   )
   batch = Batch(tokens, tokens, jnp.ones(shape, jnp.float32))
   state = initial_state.create(run.programs)
-  state, _ = run.programs.step(state, batch)  # Compiles.
+  state, _ = run.programs.step(state, batch)  # Compiles the step.
   jax.block_until_ready(state)
   seconds = []
   for _ in range(_REPEATS):

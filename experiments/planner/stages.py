@@ -220,7 +220,7 @@ def _percent(sparsity: float) -> str:
 def _longest_dense_stage(
     cost: Cost, steps: int, budget: float, sparsity: float
 ) -> int:
-  """Returns the maximum number of dense steps; 0 if even none fits."""
+  """Returns the maximum number of dense steps; 0 if the budget allows none."""
   low, high = 0, steps
   while low < high:
     middle = (low + high + 1) // 2

@@ -14,7 +14,7 @@ from experiments.papers.scale import Size
 from spdf_jax import files
 
 RESULTS = pathlib.Path(__file__).parents[1] / 'results'
-"""Folder of the registered protocols, written before the judging runs."""
+"""Folder of the results, each with its protocol, registered before the runs."""
 
 
 def identify(
@@ -83,13 +83,18 @@ def check_same(path: pathlib.Path, identity: Mapping[str, Any]) -> None:
 def protocol_commit(name: str) -> str:
   """Returns the commit that last changed a protocol, `'unknown'` without git.
 
+  Commits that move or rename the file do not count.
+
   Args:
     name: File of the protocol, `Scale.protocol`.
   """
   process = None
   with contextlib.suppress(OSError):
     process = subprocess.run(
-        ['git', 'log', '-1', '--format=%H', '--', name],
+        [
+            'git', 'log', '-1', '--follow', '--diff-filter=AM', '--format=%H',
+            '--', name,
+        ],
         cwd=RESULTS, capture_output=True, text=True, check=False,
     )
   return (process.stdout.strip() if process else '') or 'unknown'

@@ -109,7 +109,7 @@ def loss_of(
     outcome = done.get(Job(entry.arm, point, seed).name)
     if outcome is None:
       return None
-    losses.append(outcome.get(entry.arm.metric, 0.0))  # None of 'init'.
+    losses.append(outcome.get(entry.arm.metric, 0.0))  # 'init' has no loss.
   mean = statistics.fmean(losses)
   return math.inf if math.isnan(mean) else mean
 

@@ -115,7 +115,7 @@ def run_job(
   release = files.lock_folder(workdir, 'workdir')
   try:
     if (workdir / OUTCOME).exists():  # Another machine has run it.
-      return json_files.read_json(workdir / OUTCOME)
+      return _read_outcome(workdir / OUTCOME)
     spent = workdir / _SPENT
     earlier = json_files.read_json(spent) if spent.exists() else 0.0
     # Processor time does not count the time that a process was suspended.
@@ -129,7 +129,7 @@ def run_job(
     # No other run uses the compiled programs, which would add up to gigabytes.
     jax.clear_caches()
     outcome['seconds'] = seconds
-    json_files.write_json(workdir / OUTCOME, outcome, indent=2)
+    json_files.write_json(workdir / OUTCOME, files.seal(outcome), indent=2)
     return outcome
   finally:
     release()
@@ -190,7 +190,9 @@ def train(run: training.Run, workdir: pathlib.Path) -> dict[str, Any]:
   steps, flops = 0, 0.0
   if rows:  # A run may diverge before its first row.
     record = runs.read_run(workdir)
-    steps, flops = record.last_step, runs.flops_at(record, record.last_step)
+    steps = record.last_step
+    # Reports add the runs that it starts from.
+    flops = runs.flops_at(record, steps) - record.before.flops
   outcome |= {
       'flops': flops,
       'steps': steps,
@@ -260,9 +262,18 @@ def distances(run: training.Run, end: str) -> dict[str, float]:
 def read_outcomes(directory: pathlib.Path) -> dict[str, Outcome]:
   """Reads the outcomes of the finished runs of a pool, by the names of runs."""
   return {
-      path.parent.relative_to(directory).as_posix(): json_files.read_json(path)
+      path.parent.relative_to(directory).as_posix(): _read_outcome(path)
       for path in sorted(directory.glob(f'*/*/{OUTCOME}'))
   }
+
+
+def _read_outcome(path: pathlib.Path) -> Outcome:
+  fix = 'delete it; the same command continues from the checkpoints beside it.'
+  with files.reading(path, fix):
+    outcome = json_files.read_json(path)
+    # Pools that are finished have outcomes without a digest.
+    sealed = 'sha256' in outcome
+    return files.unseal(outcome, path, fix) if sealed else dict(outcome)
 
 
 @contextlib.contextmanager

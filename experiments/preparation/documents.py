@@ -7,31 +7,23 @@ import gzip
 import io
 import json
 from pathlib import Path
-import struct
-from typing import Any, BinaryIO, cast, NamedTuple
-import zlib
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from spdf_jax import extras
+from spdf_jax import files
 
 # First integers of the files of token ids of llm.c, and their widths.
 _LLM_C = {20240520: '<u2', 20240801: '<u4'}
 _LLM_C_HEADER = 1024  # bytes
 _PIECE = 1 << 20  # Characters or tokens of a part of a long document.
-_LONGEST_LINE = 1 << 26  # Bytes of a line of JSON.
-_LARGEST_BATCH = 1 << 28  # Bytes of the rows of a Parquet file that are held.
-_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3  # Types of messages of Arrow.
-_LARGEST_RATIO = 1000  # Text is compressed to a tenth, and rarely a hundredth.
 _FIELDS = 5  # Named of a line that has no text.
 _FEW = 1000  # Documents before the share of faults is checked.
+_AGAIN = 'download it again.'
 
 COMPRESSIONS = ('.gz', '.zst')
 """Suffixes of compressed files of text or JSON lines."""
-
-# Four compressed bytes are at most 128 KiB of data, so a piece is 32 MiB.
-_COMPRESSED = 1 << 10
-_LARGEST_WINDOW = 1 << 27  # Bytes; that of `zstd --long`.
 
 
 class Piece(NamedTuple):
@@ -99,65 +91,15 @@ def check_faults(
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
   """Opens a file, and decompresses it by its suffix; truncation is an error."""
-  with path.open('rb') as file:
+  with files.reading(path, _AGAIN), contextlib.ExitStack() as stack:
     if path.suffix == '.gz':
-      try:
-        yield cast(BinaryIO, gzip.GzipFile(fileobj=file))
-      except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(
-            f'{path} is not a valid gzip file ({error}); download it again.'
-        ) from error
+      file: Any = gzip.open(path)
     elif path.suffix == '.zst':
-      yield io.BufferedReader(_Zstandard(file, path), 1 << 20)
+      arrow = extras.require('pyarrow', 'prepare')
+      file = io.BufferedReader(arrow.input_stream(str(path)), 1 << 20)
     else:
-      yield file
-
-
-class _Zstandard(io.RawIOBase):
-  """A stream of all frames of a Zstandard file, in bounded memory.
-
-  Truncation is an error.
-  """
-
-  def __init__(self, file: BinaryIO, path: Path):
-    self._library = extras.require('zstandard', 'prepare')
-    self._decompressor = self._library.ZstdDecompressor(
-        max_window_size=_LARGEST_WINDOW
-    )
-    self._file, self._path = file, path
-    self._frame: Any = None
-    self._left = b''  # Compressed bytes that belong to the next frame.
-    self._data = memoryview(b'')
-
-  def readable(self) -> bool:
-    return True
-
-  def readinto(self, buffer: Any) -> int:
-    while not self._data:
-      chunk = self._left or self._file.read(_COMPRESSED)
-      self._left = b''
-      if not chunk:
-        if self._frame is not None:
-          raise ValueError(
-              f'{self._path} ends in the middle of a Zstandard frame; it is'
-              ' truncated, download it again.'
-          )
-        return 0
-      if self._frame is None:
-        self._frame = self._decompressor.decompressobj()
-      try:
-        self._data = memoryview(self._frame.decompress(chunk))
-      except self._library.ZstdError as error:
-        raise ValueError(
-            f'{self._path} is not a valid Zstandard file ({error}); download'
-            ' it again.'
-        ) from error
-      if self._frame.eof:
-        self._left, self._frame = self._frame.unused_data, None
-    size = min(len(buffer), len(self._data))
-    buffer[:size] = self._data[:size]
-    self._data = self._data[size:]
-    return size
+      file = path.open('rb')
+    yield stack.enter_context(file)
 
 
 def check_text(value: object, where: str) -> Iterator[Piece | Skipped]:
@@ -177,22 +119,6 @@ def check_text(value: object, where: str) -> Iterator[Piece | Skipped]:
       yield Skipped('broken UTF-8', where)
       return
     yield Piece(value)
-
-
-def _lines(
-    file: BinaryIO, stop: int | None = None
-) -> Iterator[bytes | None]:
-  """Yields lines; `None` instead of a line that is too long to hold.
-
-  Lines that start at byte `stop` or later are not read.
-  """
-  while (stop is None or file.tell() < stop) and (
-      line := file.readline(_LONGEST_LINE + 1)
-  ):
-    too_long = len(line) > _LONGEST_LINE
-    while too_long and line and not line.endswith(b'\n'):
-      line = file.readline(_PIECE)
-    yield None if too_long else line
 
 
 def read_json_lines(
@@ -216,15 +142,13 @@ def read_json_lines(
   with _opened(path) as file:
     if start:
       file.seek(start - 1)  # A line that starts at `start` follows a newline.
-      while (rest := file.readline(_PIECE)) and not rest.endswith(b'\n'):
-        pass
+      file.readline()
       start = file.tell()
     after = f' after byte {start}' if start else ''
-    for number, line in enumerate(_lines(file, stop), start=1):
+    number = 0
+    while (stop is None or file.tell() < stop) and (line := file.readline()):
+      number += 1
       where = f'{path} line {number}{after}'
-      if line is None:
-        yield Skipped('line too long', where)
-        continue
       if not line.strip():
         continue
       try:
@@ -374,7 +298,7 @@ def _width_of(path: Path, vocab_size: int) -> tuple[np.dtype, int]:
 
 
 def read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
-  """Reads a column of a Parquet file, at most 64 rows at a time.
+  """Reads a column of a Parquet file, 64 rows at a time.
 
   Args:
     path: The file.
@@ -384,88 +308,22 @@ def read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
     Pieces and skipped documents.
 
   Raises:
-    ValueError: the file is damaged or has no such column, or the column expands
-      to over a thousand times its size.
+    ValueError: the file is damaged or has no such column.
   """
   parquet = extras.require('pyarrow.parquet', 'prepare')
-  errors = extras.require('pyarrow', 'prepare').ArrowException
   number = 0
-  try:
-    with parquet.ParquetFile(path) as file:
-      check_column(field, file.schema_arrow.names, path)
-      for batch in _row_batches(file, field, path):
-        for value in batch.column(0):
-          where = f'{path} row {number}'
-          try:
-            text = value.as_py()
-          except UnicodeDecodeError:
-            yield Skipped('broken UTF-8', where)
-          else:
-            yield from check_text(text, where)
-          number += 1
-  except (errors, OSError) as error:
-    raise ValueError(
-        f'{path} is not a valid Parquet file ({" ".join(str(error).split())});'
-        ' download it again.'
-    ) from error
-
-
-def _row_batches(file: Any, field: str, path: Path) -> Iterator[Any]:
-  """Yields batches of rows whose expanded size is bounded."""
-  for index in range(file.num_row_groups):
-    group = file.metadata.row_group(index)
-    columns = [
-        column for column in map(group.column, range(group.num_columns))
-        if column.path_in_schema.split('.')[0] == field
-    ]
-    size = sum(column.total_uncompressed_size for column in columns)
-    stored = sum(column.total_compressed_size for column in columns)
-    if size > max(_LONGEST_LINE, _LARGEST_RATIO * stored):
-      raise ValueError(
-          f'{path} has a column {field!r} that expands from {stored:,} to '
-          f'{size:,} bytes, which text does not; leave the file out.'
-      )
-    # A row may be as large as the column, if it is the same in each.
-    rows = min(64, max(1, _LARGEST_BATCH // max(size, 1)))
-    yield from file.iter_batches(
-        batch_size=rows, row_groups=[index], columns=[field]
-    )
-
-
-def check_arrow(path: Path) -> None:
-  """Raises ValueError for an Arrow stream with compressed buffers.
-
-  `datasets` writes none. They could expand to any size, before a row is read.
-
-  References:
-    `Arrow, Message.fbs
-    <https://github.com/apache/arrow/blob/main/format/Message.fbs>`_
-  """
-  arrow = extras.require('pyarrow', 'prepare')
-  with arrow.memory_map(str(path)) as file:
-    for message in arrow.ipc.MessageReader.open_stream(file):
-      if _is_compressed(message.metadata.to_pybytes()):
-        raise ValueError('its buffers are compressed')
-
-
-def _is_compressed(message: bytes) -> bool:
-  """Returns whether a flatbuffer `Message` has compressed buffers."""
-  number = lambda code, at: struct.unpack_from(code, message, at)[0]
-  follow = lambda at: at + number('<I', at)
-
-  def field(table, index):
-    fields = table - number('<i', table)
-    at = fields + 4 + 2 * index
-    inside = at < fields + number('<H', fields)
-    return table + number('<H', at) if inside and number('<H', at) else None
-
-  root = follow(0)
-  kind = number('<B', field(root, 1))
-  header = follow(field(root, 2))
-  if kind == _DICTIONARY_BATCH:
-    header = follow(field(header, 1))
-  is_batch = kind in (_DICTIONARY_BATCH, _RECORD_BATCH)
-  return is_batch and field(header, 3) is not None
+  with files.reading(path, _AGAIN), parquet.ParquetFile(path) as file:
+    check_column(field, file.schema_arrow.names, path)
+    for batch in file.iter_batches(64, columns=[field]):
+      for value in batch.column(0):
+        where = f'{path} row {number}'
+        try:
+          text = value.as_py()
+        except UnicodeDecodeError:
+          yield Skipped('broken UTF-8', where)
+        else:
+          yield from check_text(text, where)
+        number += 1
 
 
 def check_column(field: str, names: Iterable[str], path: Path) -> None:

@@ -75,7 +75,7 @@ def prepare_files(
       one document for it.
     test: Share of documents for testing, in the same way.
     max_faults: Largest share of faulty documents (broken UTF-8, not a JSON
-      object, no text, a line above 64 MiB), in [0, 1); they are skipped.
+      object, no text), in [0, 1); they are skipped.
     workers: Number of processes that tokenize.
     special_tokens: Whether text that spells a special token, such as
       `'<|endoftext|>'`, is encoded as that token, as transformers does, see

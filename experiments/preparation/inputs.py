@@ -1,16 +1,15 @@
 """Inputs: files, datasets on disk, and streams that `datasets` reads.
 
 The library `datasets` also reads JSON lines, Zstandard and Parquet, but not as
-this needs, so that `documents` does: its JSON reader stops at the first faulty
-line, its Zstandard reader takes a truncated file for a whole one, and its
-Parquet reader holds a row group.
+this needs, so that `documents` does, with pyarrow: its JSON reader stops at the
+first faulty line, its Zstandard reader takes a truncated file for a whole one,
+and its Parquet reader holds a row group.
 """
 
 from collections.abc import Callable, Iterator
 import contextlib
 import functools
 import hashlib
-import json
 import logging
 import os
 from pathlib import Path
@@ -24,6 +23,7 @@ from experiments.preparation.documents import Skipped
 from spdf_jax import extras
 from spdf_jax import names
 from spdf_jax.files import is_url
+from spdf_jax.files import reading
 
 logger = logging.getLogger('spdf_jax')
 
@@ -173,7 +173,7 @@ def modification_times(files: list[Path]) -> list[int]:
 
 
 def size_of(file: Path) -> int:
-  """Returns the bytes of a file or dataset on disk; 1 for a file of a stream.
+  """Returns the bytes of a file or dataset on disk; 1 for a streamed file.
 
   Args:
     file: A path of `list_inputs`.
@@ -198,7 +198,7 @@ def read_documents(
   A text file is one document. In JSON lines, Parquet and Hugging Face datasets,
   a document is the field of a line or row; in a `.bin` of nanoGPT or llm.c it
   extends to the next end of text. Text and JSON lines may be compressed, as
-  `.gz` or `.zst`. Lines above 64 MiB are skipped.
+  `.gz` or `.zst`.
 
   Args:
     path: A file, the folder of a dataset, or a path of `list_inputs`.
@@ -232,8 +232,7 @@ def read_documents(
     yield from _read_rows(dataset, field, path.parent, _wording(root))
     return
   if path.is_dir():
-    for file in _arrow_files(path):
-      yield from _read_arrow(file, field)
+    yield from _read_dataset(path, field)
     return
   read = names.lookup('kind of file', _suffix(path), _READERS)
   if read is documents.read_tokens:
@@ -256,28 +255,17 @@ def _suffix(path: Path) -> str:
   return ''.join(suffixes) if compressed else path.suffix
 
 
-def _arrow_files(folder: Path) -> list[Path]:
-  """Returns the files of a dataset that `save_to_disk` wrote, all in it."""
-  try:
-    state = json.loads((folder / 'state.json').read_bytes())
-    return [folder / Path(f['filename']).name for f in state['_data_files']]
-  except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-    raise ValueError(
-        f'{folder} is not a dataset that save_to_disk of `datasets` wrote'
-        f' ({" ".join(str(error).split())}); save it again.'
-    ) from error
-
-
-def _read_arrow(path: Path, field: str) -> Iterator[Piece | Skipped]:
-  load = extras.require('datasets', 'prepare').load_dataset
-  wrap = functools.partial(
-      extras.one_sentence, f'{path} is not a valid Arrow file', 'save it again.'
-  )
+def _read_dataset(path: Path, field: str) -> Iterator[Piece | Skipped]:
+  """Reads a dataset that `save_to_disk` wrote, or one Arrow file of it."""
+  datasets = extras.require('datasets', 'prepare')
+  wrap = functools.partial(reading, path, 'save it again.')
   with wrap():
-    documents.check_arrow(path)
-    dataset = load(
-        'arrow', data_files=[str(path)], split='train', streaming=True
-    )
+    if path.is_dir():
+      dataset = datasets.load_from_disk(str(path)).with_format(None)
+    else:
+      dataset = datasets.load_dataset(
+          'arrow', data_files=[str(path)], split='train', streaming=True
+      )
   yield from _read_rows(dataset, field, path, wrap)
 
 
@@ -358,6 +346,6 @@ _READERS: dict[str, _Reader] = {
 }
 _READERS |= {
     '.parquet': documents.read_parquet,
-    '.arrow': _read_arrow,
+    '.arrow': _read_dataset,
     '.bin': documents.read_tokens,
 }

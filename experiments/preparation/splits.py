@@ -120,14 +120,14 @@ def choose_splits(
       [file for file in files if file not in named], read
   ))
   below_validation = _reach(places, 0.0, validation)
-  if test and len(places) > 1:  # Not all are for validation.
+  if test and len(places) > 1:  # Leaves one document to test on.
     below_validation = min(below_validation, places[-1])
   below_test = _reach(places, below_validation, below_validation + test)
   return Splits(named, below_validation, below_test)
 
 
 def _reach(places: Sequence[float], start: float, end: float) -> float:
-  """Returns `end`, raised if needed to include the first place from `start`."""
+  """Returns `end`, or more if no document would be between `start` and it."""
   first = next((place for place in places if place >= start), None)
   if end == start or first is None or first < end:
     return end

@@ -138,7 +138,8 @@ class Unfinished:
     for split, result in encoded.items():
       file = self._file(split)
       file.write(result.data)
-      # Else a file that an error left open could write into a later corpus.
+      # Otherwise a file that an error left open could write into a later
+      # corpus.
       file.flush()
       counts = self.state['splits'][split]
       counts['size'] += len(result.data)
@@ -256,18 +257,7 @@ def read_state(path: Path, mend: str) -> dict[str, Any]:
   Raises:
     ValueError: the file is damaged.
   """
-  try:
-    state = files.unseal(json.loads(path.read_bytes()), path)
-    sound = 'made_from' in state and all(
-        'crc32' in state['splits'][split] for split in corpora.SPLITS
-    )
-  except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-    sound = False
-  if not sound:
-    raise ValueError(
-        f'{path} is damaged or was written by an earlier version; {mend}'
-    )
-  return state
+  return files.unseal(files.read_object(path, mend), path, mend)
 
 
 def differences(actual: dict[str, Any], wanted: dict[str, Any]) -> str:

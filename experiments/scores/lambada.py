@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spdf_jax import evaluation
+from spdf_jax import files
 from spdf_jax import names
 from spdf_jax.data import special_tokens
 from spdf_jax.data import Tokenizer
@@ -42,20 +43,16 @@ def read_lambada(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
   for number, line in enumerate(lines, start=1):
     if not line.strip():
       continue
-    try:
+    with files.reading(
+        f'{path} line {number}', 'write {"text": …} with two words or more.'
+    ):
       fields = json.loads(line)
       if 'text' in fields:
         context, space, word = fields['text'].rpartition(' ')
       else:
         context, space, word = fields['context'], ' ', fields['continuation']
-      sound = bool(context and space and word)
-    except (ValueError, KeyError, TypeError, AttributeError):
-      sound = False
-    if not sound:
-      raise ValueError(
-          f'line {number} of {path} is no passage of LAMBADA; write'
-          ' {"text": …} with two words or more.'
-      )
+      if not (context and space and word):
+        raise ValueError('it has no two words')
     passages.append((context, word))
   return passages
 

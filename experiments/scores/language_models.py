@@ -125,7 +125,7 @@ def _open_checkpoint(
 
 
 def _task_of(checkpoint: pathlib.Path, config: Any) -> str:
-  """Returns the task of the phase that a checkpoint is of; '' if none."""
+  """Returns the task of the phase that a checkpoint belongs to; '' if none."""
   ends = workdir.read_meta(checkpoint)['phase_ends']
   step = int(checkpoint.name)
   for phase in config.phases:
@@ -220,7 +220,7 @@ def open_listed(
           lambda m: m if m.mean() <= 1 - least_sparsity else None, mask
       )
       params = list_params(params, mask, dtype=dtype)
-      if config.dtype == 'float16':  # There are no products with lists in it.
+      if config.dtype == 'float16':  # Lists have no products in it.
         config = dataclasses.replace(config, dtype='float32')
     config = dataclasses.replace(config, lowering=lowerings.NATIVE)
   else:

@@ -76,6 +76,16 @@ def parse_tasks(tasks: Sequence[str]) -> list[tuple[str, str]]:
   return named
 
 
+def describe_tasks() -> str:
+  """Returns the names of all tasks, and which of them need a path."""
+  alone = [name for name in _scorers() if name in _WITHOUT_FILES]
+  of_files = [name for name in _scorers() if name not in _WITHOUT_FILES]
+  return (
+      f'{", ".join(alone)}, or with the path of its files as NAME=PATH '
+      f'{", ".join(of_files)}'
+  )
+
+
 def score_tasks(
     model: LanguageModel, tasks: Sequence[str], settings: Settings
 ) -> Iterator[Score]:
@@ -178,12 +188,16 @@ def score_task(
 
 def _scorer(name: str) -> Callable[..., Iterator[Score]]:
   """Returns the function that scores a task; raises if there is none."""
-  return names.lookup('task', name, {
+  return names.lookup('task', name, _scorers())
+
+
+def _scorers() -> dict[str, Callable[..., Iterator[Score]]]:
+  return {
       'validation': _validation, 'lambada': _lambada, 'wikitext': _wikitext,
       'curation': _targets,
       **dict.fromkeys(suites.SUITES, _suite),
       **dict.fromkeys(TEXT_PROTOCOLS, _texts),
-  })
+  }
 
 
 def _validation(
@@ -310,7 +324,7 @@ def answer(
   tokenizer, module = model.tokenizer, model.module
   end, length = tokenizer.end_of_text, module.config.max_length
   ends = special_tokens.special_of(tokenizer).ends
-  room = length - settings.max_new_tokens  # At least 2, see `_check`.
+  room = length - settings.max_new_tokens  # At least 2, as `_check` ensures.
   prompts = [
       [*special_tokens.begun(tokenizer, tokens)[:room - 1], end]
       for tokens in tokenizer.encode_batch(contexts)

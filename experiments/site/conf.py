@@ -4,6 +4,7 @@ import ast
 import inspect
 import os
 import pathlib
+import re
 import sys
 import textwrap
 from typing import Any
@@ -37,16 +38,11 @@ include_patterns = [
     'guides/*.md',
     'colabs/*.ipynb',
     'site/**',
-    'results/PROTOCOL*.md',
+    'results/README.md',
     'results/*/README.md',
-    'results/claims-fair/table.md',
-    'results/claims-blocks/table.md',
-    'results/claims-density/table.md',
-    'results/claims-flops/table.md',
-    'results/claims-flops-llama/table.md',
-    'results/claims-llama/table.md',
+    'results/claims-*/PROTOCOL*.md',
+    'results/claims-*/table.md',
     'results/quickstart/report.md',
-    'results/claims-wide-blocks/table.md',
     'results/race/table.md',
 ]
 # Single backticks are code, and a link where they are one public name.
@@ -117,7 +113,7 @@ def _write_signature(
     signature: str | None,
     returns: str | None,
 ) -> tuple[str, str | None] | None:
-  """Returns a signature as the source has it.
+  """Returns a signature as the source code writes it.
 
   Sphinx would evaluate it: `PyTree` and other aliases would be `Any` or long
   unions.
@@ -138,8 +134,29 @@ def _write_signature(
   )
 
 
+def _redirect_links(app: Sphinx, page: str, source: list[str]) -> None:
+  """Redirects links between registered protocols, which keep their bytes.
+
+  When they were registered, all lay in one folder.
+  """
+  del app
+  if '/PROTOCOL' in page:
+    source[0] = re.sub(
+        r'\]\((PROTOCOL[-\d]*\.md)\)', lambda link: f']({_moved(link[1])})',
+        source[0],
+    )
+
+
+def _moved(name: str) -> str:
+  """Returns the path of a protocol from the folder of another one."""
+  results = pathlib.Path(__file__).parents[1] / 'results'
+  (path,) = results.glob(f'*/{name}')
+  return f'../{path.relative_to(results)}'
+
+
 def setup(app: Sphinx) -> None:
   """Chooses the renderer of mathematics, and the one of signatures."""
+  app.connect('source-read', _redirect_links)
   app.add_html_math_renderer(
       'mathml', (_write_inline, None), (_write_block, None)
   )

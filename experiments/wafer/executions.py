@@ -35,7 +35,7 @@ outputs). Events of a key are on one grid."""
 
 
 class Executed(NamedTuple):
-  """An operation as it was executed, and as it was costed.
+  """The executed and the modeled cost of an operation.
 
   Attributes:
     layer: Name of the calling layer.
@@ -231,7 +231,7 @@ def describe_executions(band: str) -> Iterator[str]:
   Yields:
     A table for each mask, and a summary.
   """
-  # The latency would be most of the time of products this small.
+  # The latency would dominate the time of products this small.
   device = wafer.create_device('cs2', band, cores=_CORES, latency=0)
   params, tokens = _train()
   summary = [

@@ -166,7 +166,8 @@ def step_reports(
     A function `((batch_size, length), sparsity, dense_grads) -> report`, where
     `sparsity` is a function from the layer's name to the fraction of zeros.
   """
-  _as_products(run.model)  # Memory on the wafer is known of our models only.
+  # Memory on the wafer is modeled for our own models only.
+  _as_products(run.model)
   traced = functools.cache(functools.partial(trace_step, run))
   parts_of = _parts_of(run, device, systems)
 

@@ -12,7 +12,8 @@ from spdf_jax.accelerator.wafer import device as devices
 from spdf_jax.accelerator.wafer import program as programs
 from spdf_jax.accelerator.wafer.program import Program
 
-_WHOLE = 'fan_out', 'largest_cluster'  # Numbers that change by 1 at least.
+# Integers, so a step changes them by at least 1.
+_WHOLE = 'fan_out', 'largest_cluster'
 
 
 def sweep_sparsities(

@@ -132,7 +132,8 @@ def _gemm_table() -> str:
   side = size // cores
   vectors = cores * side**2 / wafer.create_device('cs2').clock
   needed = (printed - seconds()) / vectors
-  # Both tiles arrive one after the other, after half of the cores in a row.
+  # The two tiles arrive one after the other, after passing half of the cores in
+  # a row.
   tiles = 2 * (side**2 + cores / 2)
   seconds_of = {
       'the kernel law': seconds(),

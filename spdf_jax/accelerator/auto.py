@@ -78,7 +78,7 @@ def choose(
 def describe(
     lowering: str, x: jax.Array, shape: Sequence[int]
 ) -> tuple[str, str]:
-  """Returns the kernels of a product, and why it is dense; one is empty.
+  """Returns the kernels of a product and why it is dense, one of them ''.
 
   Args:
     lowering: Name of the lowering.

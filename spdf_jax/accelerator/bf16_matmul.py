@@ -62,7 +62,7 @@ einsum_p = lowerings.define_primitive('bf16_einsum', einsum_reference)
 
 
 def _einsum_elsewhere(x, y, *, subscripts, dtype, lowering):
-  """Multiplies as `matmul` does in a process that runs on this platform."""
+  """Multiplies like `matmul` on the platform that a program is lowered for."""
   del lowering
   return jnp.einsum(subscripts, x, y).astype(dtype)
 
@@ -93,7 +93,7 @@ def is_faster(dtype: Any) -> bool:
 
 
 def multiplies_bfloat16() -> bool:
-  """Returns whether the processor has AVX-512 BF16, by `/proc/cpuinfo`.
+  """Returns whether `/proc/cpuinfo` lists AVX-512 BF16 for the processor.
 
   XLA does not check it; its products for other processors are not measured.
   """
@@ -203,7 +203,7 @@ def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
 def no_batch_dims_saveable(
     primitive: Primitive, *args: Any, **params: Any
 ) -> bool:
-  """Returns whether to save a result: a `jax.checkpoint` policy.
+  """Decides whether to save a result: a policy of `jax.checkpoint`.
 
   It saves the products of `einsum` without batch dimensions, as JAX's
   `dots_with_no_batch_dims_saveable` does for other products.

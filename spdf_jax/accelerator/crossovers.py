@@ -104,7 +104,8 @@ def known_crossover(dtype: str, in_blocks: bool = False) -> float | None:
   kernels = _kernels(dtype, in_blocks)
   known = MEASURED.get((vendor, kernels))
   if known is None and in_blocks and kernels != _TILES:
-    # By vectors, blocks pay at least where zeros at other places do.
+    # With vector kernels blocks are faster at least wherever zeros anywhere
+    # are.
     return known_crossover(dtype)
   return known
 

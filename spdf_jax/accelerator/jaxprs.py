@@ -78,7 +78,7 @@ def _sliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
 
 
 def evaluate(eqn: core.JaxprEqn, *operands: Any) -> list[Any]:
-  """Evaluates an equation as it is, with its name stack and source lines.
+  """Evaluates an equation unchanged, with its name stack and source lines.
 
   Args:
     eqn: The equation.

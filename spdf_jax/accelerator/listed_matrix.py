@@ -27,7 +27,8 @@ PyTree = Any
 DTYPES = ('float32', 'bfloat16')
 """Dtypes of the values, and of the inputs, of the product."""
 
-_PADDING = 8  # The kernels read by eights, also after the last entry.
+# The kernels read eight entries at a time, also past the last one.
+_PADDING = 8
 _MOST_INPUTS = 2**16
 _MOST_KEPT = 2**31 - 1
 
@@ -375,7 +376,7 @@ def dense_matrix(matrix: ListedMatrix) -> jax.Array:
   columns = jnp.searchsorted(
       starts, jnp.arange(values.shape[0]), side='right'
   ) - 1
-  # The column of padding is the number of outputs, which is dropped.
+  # Padding has the index `outputs`, which the scatter drops.
   return jnp.zeros(matrix.shape, values.dtype).at[
       jnp.asarray(matrix.indices), columns
   ].set(values, mode='drop')

@@ -444,7 +444,7 @@ def sparse_matmul(
 
 
 def matmuls_saveable(primitive: Primitive, *args: Any, **params: Any) -> bool:
-  """Returns whether to save a result: a `jax.checkpoint` policy for matmuls.
+  """Decides whether to save a result: a policy of `jax.checkpoint` for matmuls.
 
   It saves the results of sparse and dense matmuls. JAX's `dots_saveable` does
   not know the primitives of `sparse_matmul` and `accelerator.bf16_matmul`, and

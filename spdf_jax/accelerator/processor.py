@@ -25,10 +25,10 @@ def cpuinfo() -> str:
 
 
 def vendor() -> str:
-  """Returns the vendor of the processor, and what its products depend on.
+  """Returns the vendor and the features that decide the speed of products.
 
-  This is whether it has AMX tiles, and of AMD whether it is a Zen 5 or later,
-  which multiplies dense matrices by vectors of 512 bits at twice the rate.
+  The features are AMX tiles, and for AMD whether it is a Zen 5 or later, which
+  multiplies dense matrices by vectors of 512 bits at twice the rate.
 
   Returns:
     For example `'AuthenticAMD'`, `'AuthenticAMD from Zen 5 on'` or
@@ -54,9 +54,9 @@ def cores() -> int:
 
 
 def identity() -> str:
-  """Returns a name of what machine code and its speed depend on.
+  """Returns a name of the processor, for caches of code and measurements.
 
-  These are the architecture, the kind of processor with its extensions, and the
+  It has the architecture, the kind of processor with its extensions, and the
   number of cores.
   """
   kind = sorted({

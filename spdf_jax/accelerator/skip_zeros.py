@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from spdf_jax import lowerings
 from spdf_jax.accelerator import auto
 from spdf_jax.accelerator.explanation import Explanation
-from spdf_jax.accelerator.interpreter import Evaluation
-from spdf_jax.accelerator.interpreter import Masks
-from spdf_jax.accelerator.interpreter import Value
+from spdf_jax.accelerator.interpreter.evaluation import Evaluation
+from spdf_jax.accelerator.interpreter.values import Masks
+from spdf_jax.accelerator.interpreter.values import Value
 from spdf_jax.accelerator.listed_matrix import ListedMatrix
 from spdf_jax.sparsity import trees
 

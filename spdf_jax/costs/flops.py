@@ -80,9 +80,9 @@ def softmax_flops(config: Sizes, length: int) -> int:
 def embedding_flops(config: Sizes, length: int) -> int:
   """Returns the FLOPs of the input embedding, counted as a product.
 
-  `2 s d vocab_size`, the product of one-hot tokens and the embedding. An
-  embedding is looked up, which takes none, and no other count includes it. A
-  train step counts it three times, as all products.
+  It is `2 s d vocab_size`, the product of one-hot tokens and the embedding. A
+  lookup takes no FLOPs, so no other count includes it. A train step counts it
+  three times, as it does all products.
 
   Args:
     config: Config of the model.

@@ -15,11 +15,11 @@ from spdf_jax import names
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import Source
 
-_ROUNDS = 6  # Of a Feistel network.
+_ROUNDS = 6  # Rounds of a Feistel network.
 
 
 class BatchAt(Protocol):
-  """A function from a step to its batch, or some rows of it."""
+  """A function from a step to its batch, or to some of its rows."""
 
   def __call__(self, step: int, rows: slice = slice(None)) -> Batch:
     """Reads rows of the batch of a step."""
@@ -250,7 +250,8 @@ def _check_epochs(
     raise ValueError(
         f'the plan needs {needed} epochs of source {placed.name!r}'
         f' ({tokens} tokens, and it holds {held}), but max_epochs allows'
-        f' {allowed}; set it to {needed} or plan fewer steps.'
+        f' {allowed}; set max_epochs.{placed.name} to {needed} or plan fewer'
+        ' steps.'
     )
 
 

@@ -84,7 +84,7 @@ def _is_copied(
 
 
 def _wait_for_lock(folder: Path) -> Callable[[], None]:
-  """Locks the folder of a copy, after the process that has locked it."""
+  """Locks the folder of a copy, after waiting for the holder of the lock."""
   while True:
     try:
       return files.lock_folder(folder, 'cache_dir')

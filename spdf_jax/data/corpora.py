@@ -33,7 +33,7 @@ SPLITS: tuple[stdlib.Split, ...] = get_args(stdlib.Split)
 CACHE_DIR = '~/.cache/spdf_jax'
 """The usual folder of prepared corpora."""
 
-# To be raised when the tokens of an unchanged interpreter change.
+# Increment it when the tokens change for an unchanged interpreter.
 _RECIPE_VERSION = 1
 
 _LARGEST_VERIFIED = 1 << 32  # Bytes, which take some seconds to read.

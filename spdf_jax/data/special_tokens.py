@@ -25,7 +25,7 @@ class SpecialTokens(NamedTuple):
 
 
 def special_of(tokenizer: Any) -> SpecialTokens:
-  """Returns the special tokens of a tokenizer, with all its ends.
+  """Returns the beginning and all end-of-text tokens of a tokenizer.
 
   Example:
     >>> from spdf_jax.data import ByteTokenizer
@@ -195,7 +195,7 @@ def named_tokens(folder: Path) -> list[str]:
             each for each in value.values()
             if isinstance(each, Mapping) and each.get('special')
         ]
-      elif key.endswith('_special_tokens'):  # A list, or of names.
+      elif key.endswith('_special_tokens'):  # A list, or a mapping by name.
         entries += value.values() if isinstance(value, Mapping) else value or ()
       elif key.endswith('_token'):
         entries.append(value)

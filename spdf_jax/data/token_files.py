@@ -297,32 +297,14 @@ def _checked(ids: Sequence[int], number: int, vocab_size: int) -> np.ndarray:
 
 
 def _read_description(path: Path) -> dict[str, Any]:
-  try:
-    description = json.loads(path.read_bytes())
-    version = description['format_version']
-    numbers = [
-        description[key]
-        for key in ('tokens', 'vocab_size', 'documents', 'bytes')
-    ]
-    sound = (
-        description['dtype'] in ('<u2', '<u4')
-        and all(isinstance(number, int) for number in numbers)
-        and isinstance(description['fingerprint'], str)
-        and isinstance(description['source'], dict)
-    )
-  except (ValueError, KeyError, TypeError, RecursionError):
-    sound, version = False, None
-  if version is not None and version != FORMAT_VERSION:
-    raise ValueError(
-        f'{path} has format version {version}, and this library reads'
-        f' {FORMAT_VERSION}; write the token file again.'
-    )
-  if not sound:
-    raise ValueError(
-        f'{path} is not a complete description of a token file; write the'
-        ' token file again.'
-    )
-  return files.unseal(description, path)
+  again = 'write the token file again.'
+  description = files.read_object(path, again)
+  with files.reading(path, again):
+    if description['format_version'] != FORMAT_VERSION:
+      raise ValueError(f'{path} has another format version; {again}')
+    if description['dtype'] not in ('<u2', '<u4'):
+      raise ValueError(f'{path} has another dtype; {again}')
+    return files.unseal(description, path)
 
 
 def _bin_path(path: Path) -> Path:

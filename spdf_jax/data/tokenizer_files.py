@@ -76,21 +76,13 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
           base64.b64decode(fields['model'])
       ),
   }
-  text = Path(path).read_bytes()
-  try:
-    fields = json.loads(text)
+  with files.reading(path, 'write one with save_tokenizer.'):
+    fields = json.loads(Path(path).read_bytes())
     build = lookup('tokenizer kind', fields['kind'], kinds)
     tokenizer = _with_special(build(fields), _special_of(fields))
     if fields.get('special_tokens'):
       return tokenizers.with_special_tokens(tokenizer)
     return tokenizer
-  except (
-      ValueError, KeyError, TypeError, AttributeError, RecursionError
-  ) as error:
-    raise ValueError(
-        f'{path} is not a tokenizer file ({error}); write one with'
-        ' save_tokenizer.'
-    ) from error
 
 
 def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
@@ -122,7 +114,10 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
   folder = path if path.is_dir() else None
   if folder:
     path = _file_in(path)
-  try:
+  with files.reading(
+      path, 'give a tokenizer.json, a .model of sentencepiece, or a folder '
+      'with vocab.json and merges.txt.',
+  ):
     if path.name in {vocabulary for vocabulary, _ in _VOCABULARIES}:
       return _stated(_read_vocabulary(path), folder)
     if path.suffix == '.model':
@@ -144,14 +139,6 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     return _with_named(
         tokenizers.library_tokenizer(text, _stated_by(text, folder)), folder
     )
-  except (
-      ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError
-  ) as error:
-    raise ValueError(
-        f'tokenizer={str(path)!r} cannot be read ({error}); give a'
-        ' tokenizer.json, a .model of sentencepiece, or a folder with'
-        ' vocab.json and merges.txt.'
-    ) from error
 
 
 def _special_of(fields: dict[str, Any]) -> SpecialTokens:
@@ -213,7 +200,7 @@ def _with_named(tokenizer: Tokenizer, folder: Path | None) -> Tokenizer:
 def _stated_by(text: str, folder: Path | None) -> SpecialTokens:
   """Returns the special tokens of a tokenizer.json and the files beside it."""
   fields = json.loads(text)
-  if folder is None:  # Only the file itself was given.
+  if folder is None:  # Only the file itself was given, without its folder.
     begin = template_begin(fields.get('post_processor'))
     return SpecialTokens(begin, begin is not None)
   vocabulary = fields.get('model', {}).get('vocab', {})

@@ -259,7 +259,7 @@ def tokenizer_maker(
   match = re.fullmatch(r'bpe-([1-9][0-9]*)', name)
   if not match:
     return None
-  size = int(match[1][:9])  # Nine digits are out of range, as more are.
+  size = int(match[1][:9])  # Numbers of nine digits or more are out of range.
   if not 257 <= size <= LARGEST_VOCABULARY:
     raise ValueError(
         f"tokenizer={name!r} is out of range; use 'bytes', or 'bpe-N' with N"

@@ -15,7 +15,8 @@ from spdf_jax.evaluation.loss import TokenLoss
 
 LARGEST_VOCABULARY = 8192  # Counts of 8192 x 8192 pairs take 256 MiB.
 _CHUNK = 1 << 20
-_HELD_OUT = 1 << 22  # Tokens, whose probabilities are arrays in memory.
+# Tokens at a time, whose probabilities are arrays in memory.
+_HELD_OUT = 1 << 22
 
 
 class Bigram(NamedTuple):

@@ -174,7 +174,7 @@ def _search(
   score = lambda sums, number: sums / number ** search.length_penalty
 
   def may_win(state):
-    """Returns the prompts of which a beam can still become the best [B]."""
+    """Returns which prompts have a beam that can still become the best, [B]."""
     # Sums can only decrease, and the score is monotonic in the length for a
     # given sum, so the next or the last length gives an upper bound.
     lengths_2xB = jnp.stack([
@@ -208,7 +208,7 @@ def _search(
           state.tokens_BxNxT, jnp.broadcast_to(state.step, stuck_BxN.shape),
       )
       sums_BxN = jnp.where(stuck_BxN, -jnp.inf, sums_BxN)
-      # Where all are excluded, the softmax would be NaN.
+      # If all tokens were excluded, the softmax would be NaN.
       repeats_BxNxV &= ~stuck_BxN[..., None]
       logits_BxNxV = jnp.where(repeats_BxNxV, -jnp.inf, logits_BxNxV)
     sums_BxNxV = sums_BxN[..., None] + jax.nn.log_softmax(logits_BxNxV)

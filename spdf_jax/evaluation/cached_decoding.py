@@ -38,7 +38,7 @@ class Decoder(Protocol):
 
 
 def vocab_size_of(decoder: Decoder) -> int:
-  """Returns the number of token ids; those of int32 if a decoder does not say.
+  """Returns the number of token ids, or that of int32 if a decoder has none.
 
   Example:
     >>> model = models.create_model('gpt-mini', vocab_size=64)

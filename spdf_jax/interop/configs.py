@@ -16,7 +16,7 @@ T = TypeVar('T')
 Fields = Mapping[str, Any]
 
 _LARGEST_SIZE = 2**24
-_LARGEST_NUMBER = 3.4e38  # Close to that of float32.
+_LARGEST_NUMBER = 3.4e38  # Close to the largest value of float32.
 
 _ACTIVATIONS = {'gelu_new': 'gelu_tanh', 'gelu': 'gelu'}
 

@@ -119,7 +119,8 @@ def load_hf(
     layouts.check_masks(str(path), masks, expected)
     layouts.refuse_pruned_weights(str(path), arrays, masks)
   leaves: Arrays = {}
-  for tensor in layout:  # One by one, since a copy of all may not fit.
+  # One by one, since a copy of all tensors may not fit into memory.
+  for tensor in layout:
     part = _as_float32({tensor.name: arrays.pop(tensor.name)})
     leaves |= layouts.from_tensors([tensor], part, shapes)
   kept = layouts.from_tensors(layout, masks, shapes)
@@ -344,7 +345,7 @@ def _read_pruned(
             f'{name!r} of shape {x.shape}; save both again.'
         )
     elif x.ndim == 2 and np.isnan(x).mean() >= _NAN_SHARE:
-      kept[name] = ~np.isnan(x)  # As checkpoints of Cerebras store them.
+      kept[name] = ~np.isnan(x)  # Checkpoints of Cerebras mark zeros by NaN.
     if name in kept:
       x = np.where(kept[name], x, np.zeros_like(x))
     if not allow_non_finite and not np.isfinite(x).all():
@@ -370,7 +371,7 @@ def _normalized(stored: Stored, config: GPTConfig | LlamaConfig) -> Stored:
       continue
     name = _WRAPPERS.sub('', k)
     if name != layouts.HEAD and not name.startswith(prefix):
-      name = prefix + name  # Old files lack it.
+      name = prefix + name  # Old files lack the prefix.
     if name in named:
       raise ValueError(
           f'{x.path} has both {named[name]!r} and {k!r}, which are names of '

@@ -136,13 +136,8 @@ def open_safetensors(path: pathlib.Path) -> Any:
   """
   extras.require('ml_dtypes', 'hf')  # Registers bfloat16 with NumPy.
   safetensors = extras.require('safetensors', 'hf')
-  try:
+  with files.reading(path, 'fetch or export it again.'):
     return safetensors.safe_open(path, framework='np')
-  except (OSError, safetensors.SafetensorError) as error:
-    raise ValueError(
-        f'{path} cannot be read as safetensors ({error}); fetch or export it '
-        'again.'
-    ) from error
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -346,36 +341,21 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         f'{path.parent} has no {path.name}; give the directory of a model that '
         'transformers or spdf_jax saved.'
     ) from error
-  except OSError as error:
-    raise ValueError(
-        f'{path} cannot be read ({error.strerror}); fetch or export it again.'
-    ) from error
 
 
 def _read_tensor(file: Any, path: pathlib.Path, name: str) -> np.ndarray:
-  SafetensorError = extras.require('safetensors', 'hf').SafetensorError
-  try:
+  with files.reading(f'{path}: {name!r}', f'convert it to {DTYPES[0]}.'):
     return file.get_tensor(name)
-  except (AttributeError, SafetensorError) as error:
-    raise ValueError(
-        f'{path} has {name!r} in a dtype that NumPy lacks ({error}); only '
-        f'{", ".join(DTYPES)} can be read.'
-    ) from error
 
 
 def _open_shards(index: pathlib.Path) -> dict[str, StoredTensor]:
-  weight_map = read_json(index).get('weight_map')
-  if not isinstance(weight_map, dict) or not all(
-      isinstance(name, str) for name in weight_map.values()
-  ):
-    raise ValueError(
-        f'{index} has no weight_map from names of tensors to names of files; '
-        'fetch it again.'
-    )
+  with files.reading(index, 'fetch it again.'):
+    names = sorted(set(read_json(index)['weight_map'].values()))
+    paths = [pathlib.PurePath(name) for name in names]
   stored: dict[str, StoredTensor] = {}
-  for name in sorted(set(weight_map.values())):
+  for name, plain in zip(names, paths):
     path = index.parent / name
-    is_plain = pathlib.PurePath(name).name == name and not name.endswith(INDEX)
+    is_plain = plain.name == name and not name.endswith(INDEX)
     if not is_plain or not os.path.isfile(path):
       raise ValueError(
           f'{index} names the shard {name!r}, but there is no such file in its '
@@ -393,9 +373,11 @@ def _open_torch(path: pathlib.Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as file:
       if any(x.compress_type != zipfile.ZIP_STORED for x in file.infolist()):
         raise ValueError(
-            f'{path} is compressed, as torch.save never does; fetch it again.'
+            f'{path} is compressed, which torch.save does not do; fetch it '
+            'again.'
         )
-  try:
+  # Damage, or objects besides tensors.
+  with files.reading(path, 'convert it to safetensors with transformers.'):
     tensors = torch.load(
         path, map_location='cpu', weights_only=True, mmap=is_zip
     )
@@ -403,12 +385,6 @@ def _open_torch(path: pathlib.Path) -> dict[str, Any]:
         name for name, x in tensors.items()
         if x.numel() * x.element_size() > x.untyped_storage().nbytes()
     ]
-  except Exception as error:  # Damage, or objects besides tensors.
-    raise ValueError(
-        f'{path} cannot be read by torch.load with weights_only=True '
-        f'({type(error).__name__}); convert it to safetensors with '
-        'transformers.'
-    ) from error
   if large:
     raise ValueError(
         f'{path} stores fewer elements of {large[0]!r} than the tensor has; '

@@ -110,7 +110,8 @@ def save_hf(
   kept = layouts.to_tensors(layout, masks, shapes)
   _check_ours(directory)
   directory.mkdir(parents=True, exist_ok=True)
-  for unfinished in directory.glob(f'{_WRITING}*'):  # Of an export killed.
+  # Left by an export that was killed.
+  for unfinished in directory.glob(f'{_WRITING}*'):
     shutil.rmtree(unfinished)
   with tempfile.TemporaryDirectory(prefix=_WRITING, dir=directory) as name:
     source = pathlib.Path(name)
@@ -157,7 +158,7 @@ def _cut_config(
 
 
 def _leaves(tree: PyTree, vocab_size: int) -> Arrays:
-  """Returns the leaves of the unscanned model by path, vocabulary cut."""
+  """Returns the unscanned leaves by path, without padded token ids."""
   tree = layouts.unstack_layers(jax.tree.map(np.asarray, tree))
   cuts = {
       'wte/embedding': np.s_[:vocab_size], 'head/kernel': np.s_[:, :vocab_size],

@@ -19,7 +19,7 @@ from spdf_jax.sparsity import MatrixAxes
 HIDDEN_KERNELS = frozenset({
     'attn/wq/kernel', 'attn/wk/kernel', 'attn/wv/kernel', 'attn/wd/kernel',
     'mlp/wi/kernel', 'mlp/wo/kernel',
-    'mlp/wg/kernel',  # The gate, which a GPT does not have.
+    'mlp/wg/kernel',  # The gate; a GPT has none.
 })
 """The sparsifiable matrices of a layer (SPDF, section 3.1), [inputs, outputs];
 scanned models have a layer axis in front."""

@@ -179,7 +179,7 @@ def _sparsities(
 def _enter(
     config: DecoderConfig, params: PyTree, tokens_NxL: np.ndarray
 ) -> tuple[nn.Module, list[tuple[Any, ...]], list[np.ndarray]]:
-  """Returns a block, the further arguments of all, and inputs of the first."""
+  """Returns a block, the arguments of each block, and inputs of the first."""
   model = model_of(dataclasses.replace(config, remat='none'))
   names = {f'h_{i}': i for i in range(config.n_layers)}
   calls: dict[str, Any] = {}

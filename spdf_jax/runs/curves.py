@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Curves of losses over tokens, FLOPs or seconds."""
+"""Curves of losses over tokens, FLOPs or seconds.
+
+What a run took includes what other runs took for the checkpoint that it starts
+from.
+"""
 
 from collections.abc import Callable
 
@@ -7,6 +11,7 @@ import numpy as np
 
 from spdf_jax.runs import read
 from spdf_jax.runs.read import RunRecord
+from spdf_jax.runs.read import SpentBefore
 
 
 def _done(start: int, steps: int, step: int) -> int:
@@ -32,7 +37,7 @@ def flops_at(run: RunRecord, step: int) -> float:
     >>> flops_at(RunRecord('toy', phases, ()), 6)
     38.0
   """
-  return float(sum(
+  return float(run.before.flops + sum(
       _done(part.start, part.steps, step) * part.cost_per_step
       for phase in run.phases for part in phase.parts
   ))
@@ -55,7 +60,7 @@ def dense_flops_at(run: RunRecord, step: int) -> float:
     >>> dense_flops_at(RunRecord('toy', (phase,), ()), 3)
     27.0
   """
-  return float(sum(
+  return float(run.before.dense_flops + sum(
       _done(phase.start, phase.steps, step) * phase.dense_flops_per_step
       for phase in run.phases
   ))
@@ -101,7 +106,7 @@ def tokens_at(run: RunRecord, step: int) -> float:
     >>> tokens_at(RunRecord('toy', (phase,), ()), 3)
     48.0
   """
-  return float(sum(
+  return float(run.before.tokens + sum(
       _done(phase.start, phase.steps, step) * phase.tokens / phase.steps
       for phase in run.phases
   ))
@@ -118,7 +123,8 @@ def seconds_at(run: RunRecord, step: int) -> float:
     step: Number of completed steps.
 
   Returns:
-    Seconds of the first `step` steps; NaN if no row has seconds.
+    Seconds of the first `step` steps; NaN if no row has seconds, or those of
+    the runs before it are unknown.
 
   Example:
     >>> rows = tuple({'step': s, 'time/seconds': 8.0 / s} for s in (2, 4))
@@ -126,9 +132,47 @@ def seconds_at(run: RunRecord, step: int) -> float:
     5.0
   """
   steps, seconds = run.series('time/seconds')
-  if not steps:
+  before = run.before.seconds
+  if not steps or before is None:
     return float('nan')
-  return float(np.interp(step, [0, *steps], np.cumsum([0, *seconds])))
+  return float(before + np.interp(step, [0, *steps], np.cumsum([0, *seconds])))
+
+
+def spent_before(
+    source: str, earlier: RunRecord, step: int, *, resumed: bool
+) -> SpentBefore:
+  """Returns what a checkpoint took, for a run that starts from it.
+
+  Args:
+    source: The checkpoint, as the config of the run names it.
+    earlier: The run of the checkpoint.
+    step: Step of the checkpoint.
+    resumed: Whether the run continues the phases of the earlier one, so that
+      its own plan counts them.
+
+  Returns:
+    The sums over the run of the checkpoint and all runs before it.
+
+  Example:
+    >>> from spdf_jax.runs.read import PhaseRecord
+    >>> phase = PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
+    >>> run = RunRecord('toy', (phase,), ({'step': 4, 'time/seconds': 2.0},))
+    >>> spent_before('toy', run, 4, resumed=False).flops
+    20.0
+  """
+  seconds = seconds_at(earlier, step)
+  spent = SpentBefore(
+      source,
+      earlier.before.is_recorded,
+      earlier.before.steps + step,
+      round(tokens_at(earlier, step)),
+      flops_at(earlier, step),
+      dense_flops_at(earlier, step),
+      seconds if np.isfinite(seconds) else None,
+  )
+  if not resumed:
+    return spent
+  return earlier.before._replace(source=source, seconds=spent.seconds)
 
 
 Spent = Callable[[RunRecord, int], float]

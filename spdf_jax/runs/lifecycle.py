@@ -16,11 +16,14 @@ from spdf_jax import files
 from spdf_jax import training
 from spdf_jax.costs import plan_costs
 from spdf_jax.data import special_tokens
+from spdf_jax.runs import curves
 from spdf_jax.runs import read
 from spdf_jax.runs import report
 from spdf_jax.runs import statements
 from spdf_jax.runs.read import RunRecord
+from spdf_jax.runs.read import SpentBefore
 from spdf_jax.training import Run
+from spdf_jax.training.checkpoints.workdir import split_source
 from spdf_jax.training.loop import processes
 from spdf_jax.training.loop.evaluations import Evaluators
 from spdf_jax.training.loop.writers import Open
@@ -85,7 +88,8 @@ def finish(
   ending = statements.ending(name, finished)
   try:
     path = report.write_report(run.workdir, {name: finished})
-  except ImportError as error:  # The run is complete without plots.
+  # A run is complete without plots, so this is only a warning.
+  except ImportError as error:
     logger.warning('there is no report: %s', error)
     return ending
   return f'{ending}\n{path} is written'
@@ -121,12 +125,16 @@ def begin(
   resumed = path.exists()
   if resumed:
     fix = 'delete it and repeat the command, which writes it again.'
-    bigram = files.read_object(path, fix).get('bigram')
+    stored = files.read_object(path, fix)
+    known = {key: stored.get(key) for key in ('bigram', 'before')}
   else:
-    bigram = (baseline or bigram_baseline)(run)
+    known = {
+        'bigram': (baseline or bigram_baseline)(run),
+        'before': spent_before(run)._asdict(),
+    }
 
   def write_plan() -> Mapping[str, Any]:
-    plan = plan_costs.describe_plan(run, name) | {'bigram': bigram}
+    plan = plan_costs.describe_plan(run, name) | known
     if processes.is_main_process():
       text = json.dumps(files.seal(plan), indent=2)
       files.write_atomically(path, text + '\n')
@@ -136,6 +144,25 @@ def begin(
     for note in () if resumed else phase['notes']:
       logger.info('phase %r: %s', phase['name'], note)
   return {'evaluators': evaluators(run), 'on_early_end': write_plan}
+
+
+def spent_before(run: Run) -> SpentBefore:
+  """Returns what other runs took for the checkpoint that a run starts from."""
+  config = run.config
+  source = config.resume or config.init_from
+  if not source:
+    return read.FROM_SCRATCH
+  workdir, _, _ = split_source(source)
+  try:
+    step = int(training.find_checkpoint(source).name)
+    earlier = read.read_run(workdir)
+  except (OSError, ValueError) as error:
+    logger.info('what %s took is not counted: %s', source, error)
+    seconds = None if config.resume else 0.0
+    return SpentBefore(source, is_recorded=False, seconds=seconds)
+  return curves.spent_before(
+      source, earlier, step, resumed=bool(config.resume)
+  )
 
 
 def bigram_baseline(run: Run) -> dict[str, float] | None:

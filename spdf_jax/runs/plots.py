@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots of runs: losses, sparsity of layers, masks and their updates."""
+"""Plots of runs: losses, and sparsity of layers."""
 
 from collections.abc import Mapping
 import re
@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from spdf_jax.runs import curves
-from spdf_jax.runs import markdown
 from spdf_jax.runs import read
 from spdf_jax.runs import style
 from spdf_jax.runs.read import RunRecord
-from spdf_jax.sparsity import trees
 
 LOSS = 'Loss (nats per token)'
 """Label of an axis of losses."""
@@ -117,14 +115,14 @@ def draw_sparsity(ax: Any, run: RunRecord, end: int, **look: Any) -> float:
 def plot_loss_over_flops(runs: Mapping[str, RunRecord]) -> Any:
   """Plots pre-training validation loss over FLOPs, all runs on one axis.
 
-  A ring marks the boundary of two phases of a run. Only that of the last run
-  with exactly two phases is labelled.
+  A ring marks the end of a phase after which the sparsity differs. Only that of
+  the last run with exactly two phases is labelled.
 
   Args:
     runs: Runs by label.
 
   Returns:
-    A `matplotlib.figure.Figure`.
+    A `matplotlib.figure.Figure`; its lower panel has the planned sparsities.
 
   Raises:
     ImportError: matplotlib is not installed.
@@ -134,7 +132,7 @@ def plot_loss_over_flops(runs: Mapping[str, RunRecord]) -> Any:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
     >>> rows = [{'step': s, 'validation/loss': 4.0 / s} for s in (1, 4)]
     >>> figure = plot_loss_over_flops({'toy': RunRecord('toy', (phase,), rows)})
-    >>> figure.axes[0].get_xlabel()
+    >>> figure.axes[1].get_xlabel()
     'Training FLOPs'
   """
   return _plot_loss_over(runs, 'FLOPs', curves.flops_at)
@@ -153,7 +151,7 @@ def plot_loss_over_tokens(runs: Mapping[str, RunRecord]) -> Any:
     ImportError: matplotlib is not installed.
 
   Example:
-    >>> plot_loss_over_tokens({}).axes[0].get_xlabel()
+    >>> plot_loss_over_tokens({}).axes[1].get_xlabel()
     'Training tokens'
   """
   return _plot_loss_over(runs, 'tokens', curves.tokens_at)
@@ -162,8 +160,8 @@ def plot_loss_over_tokens(runs: Mapping[str, RunRecord]) -> Any:
 def _plot_loss_over(
     runs: Mapping[str, RunRecord], what: str, spent_at: curves.Spent
 ) -> Any:
-  figure = style.new_figure(7, 4.2)
-  ax = figure.subplots()
+  figure = style.new_figure(7, 4.8)
+  ax, lower = figure.subplots(2, sharex=True, height_ratios=(5, 1))
   ends: list[Any] = []
   rings: list[Any] = []
   for index, (label, run) in enumerate(runs.items()):
@@ -177,27 +175,48 @@ def _plot_loss_over(
         amounts, losses, linewidth=1.8, markersize=size, label=label, **look
     )
     ends.append((amounts[-1], losses[-1], label, color))
-    passed = read.pretraining_phases(run)[:-1]
-    for phase in passed:
+    phases = read.pretraining_phases(run)
+    _draw_sparsities(lower, run, amounts, spent_at, color=color)
+    for phase, following in zip(phases, phases[1:]):
       spent = spent_at(run, phase.end)
-      if not amounts[0] <= spent <= amounts[-1]:
+      changes = phase.parts[-1].sparsity != following.parts[0].sparsity
+      if not changes or not amounts[0] <= spent <= amounts[-1]:
         continue
       loss = np.interp(np.log(spent), np.log(amounts), losses)
       ax.plot(spent, loss, 'o', markersize=9, mfc='white', mec=color, mew=1.8)
-      if len(passed) == 1:  # Names of rounds or of all runs would overlap.
+      if len(phases) == 2:  # Names of rounds or of all runs would overlap.
         rings = [(spent, loss, f'end of {phase.name}', color)]
   ax.set(
-      xlabel=f'Training {what}',
       ylabel='Validation loss (nats per token)',
       title=f'Pre-training: validation loss over training {what}',
       xscale='log',
   )
+  lower.set(xlabel=f'Training {what}', ylabel='Zeros (%)', yticks=(0, 50, 100))
   style.polish(ax)
+  style.polish(lower)
+  lower.set_ylim(-8, 108)
   ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())
-  style.log_ticks(ax)
+  style.log_ticks(lower)
   style.label_ends(ax, ends, gap=0.055)
   style.label_points(ax, rings)
   return figure
+
+
+def _draw_sparsities(
+    ax: Any, run: RunRecord, amounts: np.ndarray, spent_at: curves.Spent,
+    **look: Any,
+) -> None:
+  """Draws the planned sparsity, in per cent, between two ends of `amounts`."""
+  steps, sparsities = curves.sparsities_of(run)
+  spent = np.array([spent_at(run, step) for step in steps])
+  inside = (amounts[0] < spent) & (spent < amounts[-1])
+  at = lambda amount: sparsities[np.searchsorted(spent, amount, 'right') - 1]
+  places = [amounts[0], *spent[inside], amounts[-1]]
+  values = [100 * at(place) for place in places[:-1]]
+  ax.plot(
+      places, [*values, values[-1]], drawstyle='steps-post', linewidth=1.8,
+      **look,
+  )
 
 
 def plot_loss_over_steps(runs: Mapping[str, RunRecord]) -> Any:
@@ -312,146 +331,4 @@ def plot_layer_sparsity(runs: Mapping[str, RunRecord]) -> Any:
   if not keys:
     title = 'No sparsities were logged'
   figure.suptitle(title, fontsize=11)
-  return figure
-
-
-def plot_mask_updates(runs: Mapping[str, RunRecord]) -> Any:
-  """Plots sparsity, survival and exploration over steps, a panel for each run.
-
-  A grey line is the planned sparsity, and grey points are the measured one; a
-  point of survival is the fraction of kept weights that one mask update keeps;
-  exploration is the fraction of sparsified weights that were kept at any step.
-
-  Args:
-    runs: Runs by label; runs without logged mask updates are omitted.
-
-  Returns:
-    A `matplotlib.figure.Figure`.
-
-  Raises:
-    ImportError: matplotlib is not installed.
-
-  Example:
-    >>> from spdf_jax.runs.read import PhaseRecord
-    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0)
-    >>> rows = [{'step': s, 'sparsity/exploration': 0.5} for s in (1, 4)]
-    >>> figure = plot_mask_updates({'toy': RunRecord('toy', (phase,), rows)})
-    >>> [text.get_text() for text in figure.axes[0].texts]
-    ['sparsity', 'explored', 'p']
-  """
-  runs = {label: run for label, run in runs.items() if read.is_tracked(run)}
-  figure, panels = create_panels(runs)
-  for ax, (label, run) in zip(panels, runs.items()):
-    ax.set(ylim=(0, 100), ylabel='Per cent of weights')
-    ends = _draw_updates(ax, run)
-    mark_phases(ax, run)
-    style.polish(ax)
-    ax.margins(y=0)
-    style.label_ends(ax, ends, gap=0.1)
-    style.title_above(ax, label, [(p.start, p.end, p.name) for p in run.phases])
-  return figure
-
-
-def _draw_updates(
-    ax: Any, run: RunRecord
-) -> list[tuple[float, float, str, str]]:
-  """Draws a run; returns ends, names and colours of its lines."""
-  last = run.phases[-1].end
-  planned = draw_sparsity(ax, run, last, color=style.GREY, linewidth=1.4)
-  steps, sparsities = run.series('sparsity/sparsified')
-  look = {'clip_on': False, 'zorder': 3}
-  ax.plot(
-      steps, [100 * x for x in sparsities], '.', color=style.GREY, markersize=7,
-      **look,
-  )
-  ends: list[tuple[float, float, str, str]] = [
-      (last, planned, 'sparsity', style.GREY)
-  ]
-  updates = [read.mask_updates_in(run, phase) for phase in run.phases]
-  for inside in filter(None, updates):
-    survival = [100 * update.survival for update in inside]
-    ax.plot(
-        [c.step for c in inside], survival, color=style.COLORS[1],
-        linewidth=0.8, marker='o', markersize=3.5, **look,
-    )
-    end = (inside[-1].step, survival[-1], 'survival', style.COLORS[1])
-  if any(updates):
-    ends.append(end)
-  steps, explored = _explored(run)
-  mark = '.' if len(steps) == 1 else ''
-  ax.plot(
-      steps, explored, color=style.COLORS[2], linewidth=1.8, marker=mark,
-      clip_on=False, drawstyle='steps-post',
-  )
-  ends.append((steps[-1], explored[-1], 'explored', style.COLORS[2]))
-  return ends
-
-
-def _explored(run: RunRecord) -> tuple[list[int], list[float]]:
-  """Returns the exploration as a step function, in per cent.
-
-  It changes at mask updates only, so a value that was logged after some holds
-  from the last of them on.
-  """
-  updates = [step for phase in run.phases for step in phase.mask_updates]
-  steps: list[int] = []
-  values: list[float] = []
-  before = -1
-  for step, share in zip(*run.series('sparsity/exploration')):
-    since = [x for x in updates if before <= x < step]
-    if values and 100 * share != values[-1]:
-      steps.append(since[-1] if since else step)
-      values.append(100 * share)
-    steps.append(step)
-    values.append(100 * share)
-    before = step
-  return steps, values
-
-
-def plot_mask(mask: Any, *, most: int = 16) -> Any:
-  """Draws which weights a mask keeps, a panel for each matrix.
-
-  Rows of a panel are all axes but the last, columns the last axis. Kept weights
-  are dark; where pixels are larger than weights, the shade is their density.
-
-  Args:
-    mask: Tree of boolean arrays, `None` for leaves that are not sparsified, as
-      `spdf.get_mask` returns it, or a part of it.
-    most: Largest number of matrices to draw, the first ones.
-
-  Returns:
-    A `matplotlib.figure.Figure`.
-
-  Raises:
-    ValueError: no leaf of the mask is sparsified.
-    ImportError: matplotlib is not installed.
-
-  Example:
-    >>> figure = plot_mask({'a': np.eye(4, dtype=bool), 'b': None})
-    >>> [ax.get_title() for ax in figure.axes]
-    ['a: 75% zeros']
-  """
-  leaves = trees.by_name(mask)
-  if not leaves:
-    raise ValueError(
-        'mask has no sparsified leaf; give that of `spdf.get_mask(opt_state)`.'
-    )
-  shown = dict(list(leaves.items())[:most])
-  columns = min(len(shown), 4)
-  rows = -(-len(shown) // columns)
-  figure = style.new_figure(2.2 * columns, 0.4 + 2.2 * rows)
-  panels = figure.subplots(rows, columns, squeeze=False).ravel()
-  for ax, (name, kept) in zip(panels, shown.items()):
-    kept = np.asarray(kept)
-    ax.imshow(
-        kept.reshape(-1, kept.shape[-1]), cmap='Blues', vmin=0, vmax=1,
-        aspect='auto',
-    )
-    title = f'{name}: {markdown.percent(1 - kept.mean())} zeros'
-    ax.set_title(textwrap.fill(title, 30), fontsize=8)
-    ax.set(xticks=[], yticks=[])
-  for ax in panels[len(shown):]:
-    ax.set_axis_off()
-  if len(shown) < len(leaves):
-    figure.suptitle(f'The first {len(shown)} of {len(leaves)} matrices')
   return figure

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs read from disk: plans, metrics, generations and mask updates."""
 
-from collections.abc import Mapping, Sequence
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import logging
 import os
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 from spdf_jax import files
 from spdf_jax.costs.plan_costs import Span
 from spdf_jax.runs import markdown
+from spdf_jax.training.loop import mask_record
 from spdf_jax.training.loop import metrics
 
 logger = logging.getLogger('spdf_jax')
@@ -37,7 +39,7 @@ class PhaseRecord(NamedTuple):
     tokens: Number of training tokens.
     flops_per_step: Mean training FLOPs of a step.
     dense_flops_per_step: Training FLOPs of a step without sparsity.
-    mask_updates: Planned steps of mask updates.
+    mask_updates: Ranges of the planned steps of mask updates.
     spans: Spans of constant sparsity; empty if the sparsity is constant.
     overall_sparsity: Planned fraction of zeros in all parameters at the end of
       the phase; `None`: unknown.
@@ -54,7 +56,7 @@ class PhaseRecord(NamedTuple):
   tokens: int
   flops_per_step: float
   dense_flops_per_step: float
-  mask_updates: tuple[int, ...] = ()
+  mask_updates: tuple[range, ...] = ()
   spans: tuple[Span, ...] = ()
   overall_sparsity: float | None = None
   notes: tuple[str, ...] = ()
@@ -72,7 +74,7 @@ class PhaseRecord(NamedTuple):
     )
 
   def until(self, step: int) -> 'PhaseRecord':
-    """Returns the phase without the steps after one of its steps."""
+    """Returns the phase up to one of its steps."""
     if step >= self.end:
       return self
     parts = tuple(
@@ -85,14 +87,59 @@ class PhaseRecord(NamedTuple):
         sparsity=parts[-1].sparsity,
         tokens=self.tokens * steps // self.steps,
         flops_per_step=sum(p.steps * p.cost_per_step for p in parts) / steps,
-        mask_updates=tuple(s for s in self.mask_updates if s <= step),
+        mask_updates=_between(self.mask_updates, 0, step + 1),
         spans=parts,
     )
+
+  def updates_until(self, step: int) -> int:
+    """Returns the number of mask updates after its start, up to a step."""
+    ranges = _between(self.mask_updates, self.start + 1, step + 1)
+    return sum(map(len, ranges))
 
   @property
   def sparsities(self) -> tuple[float, float]:
     """Planned sparsity at the first and at the last step."""
     return self.parts[0].sparsity, self.parts[-1].sparsity
+
+
+def _between(
+    ranges: Sequence[range], start: int, stop: int
+) -> tuple[range, ...]:
+  """Returns the parts of ascending ranges within a range of steps."""
+  return tuple(filter(None, (
+      x[max(-(-(start - x.start) // x.step), 0):
+        max(-(-(stop - x.start) // x.step), 0)]
+      for x in ranges
+  )))
+
+
+class SpentBefore(NamedTuple):
+  """What other runs took for the checkpoint that a run starts from.
+
+  The past phases of a run that continues another one by `resume` are phases of
+  its own plan, so that of those only the seconds are counted here.
+
+  Attributes:
+    source: The checkpoint, as the config names it; `''`: there is none.
+    is_recorded: Whether the run of the checkpoint could be read.
+    steps: Number of steps.
+    tokens: Number of training tokens.
+    flops: Training FLOPs.
+    dense_flops: Training FLOPs of the same steps without sparsity.
+    seconds: Training seconds; `None`: unknown.
+  """
+
+  source: str = ''
+  is_recorded: bool = True
+  steps: int = 0
+  tokens: int = 0
+  flops: float = 0.0
+  dense_flops: float = 0.0
+  seconds: float | None = 0.0
+
+
+FROM_SCRATCH = SpentBefore()
+"""Nothing was spent for a run that starts from initial parameters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +160,9 @@ class RunRecord:
     compute: A sentence on the kernels of the products.
     totals: Planned totals against dense training, see `costs.plan_costs`.
     data: The `corpus`, `tokenizer` and `task` of the config.
+    before: What other runs took for the checkpoint that this one starts from.
+    masks: The last masks of a run whose masks move, see
+      `training.loop.mask_record`; empty for others.
 
   Example:
     >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
@@ -137,6 +187,8 @@ class RunRecord:
   compute: str = ''
   totals: Sequence[Mapping[str, Any]] = ()
   data: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  before: SpentBefore = FROM_SCRATCH
+  masks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def is_sparse(self) -> bool:
@@ -149,7 +201,7 @@ class RunRecord:
     return self.rows[-1]['step'] if self.rows else 0
 
   def until(self, step: int) -> 'RunRecord':
-    """Returns the run without the steps after a step.
+    """Returns the run up to a step.
 
     Example:
       >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
@@ -170,7 +222,11 @@ class RunRecord:
 
   def within(self, phase: PhaseRecord) -> list[Mapping[str, Any]]:
     """Returns the rows logged after the steps of a phase."""
-    return [r for r in self.rows if phase.start < r['step'] <= phase.end]
+    first, stop = (
+        bisect.bisect_right(self.rows, step, key=lambda row: row['step'])
+        for step in (phase.start, phase.end)
+    )
+    return list(self.rows[first:stop])
 
   def at_end(self, phase: PhaseRecord, key: str) -> tuple[int, float] | None:
     """Returns the last step and value of `key` in a phase, or None."""
@@ -181,12 +237,12 @@ class RunRecord:
 
 
 def _merge_rows(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Iterable[dict[str, Any]],
 ) -> tuple[Mapping[str, Any], ...]:
   """Merges the rows of each step into one; later values take precedence."""
   merged: dict[int, dict[str, Any]] = {}
   for row in rows:
-    merged.setdefault(row['step'], {}).update(row)
+    merged.setdefault(row['step'], row).update(row)
   return tuple(merged[step] for step in sorted(merged))
 
 
@@ -198,31 +254,23 @@ def _read_plan(path: pathlib.Path) -> dict[str, Any]:
     files.unseal(stored, path)
   except ValueError as error:
     logger.warning('%s', error)
-  try:
+  with files.reading(path, fix):
     plan = {name: stored[name] for name in _IN_PLAN}
     # The archived runs of the papers' tables have no such field.
     plan['data'] = stored.get('data', {})
+    plan['before'] = SpentBefore(**stored.get('before') or {})
     plan['phases'] = tuple(map(_phase_record, plan['phases']))
-    plan['phases'][0]
-  except (KeyError, IndexError, TypeError, ValueError) as error:
-    raise ValueError(
-        f'{path} is not the plan of a run ({error!r}): a plan has '
-        f'{", ".join(_IN_PLAN)}, and phases with '
-        f'{", ".join(PhaseRecord._fields)}; {fix}'
-    ) from error
+    if max(phase.end for phase in plan['phases']) < 1:
+      raise ValueError('it has no steps')
   return plan
 
 
 def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
   fields = {name: phase[name] for name in PhaseRecord._fields}
-  kinds: dict[Any, Any] = {int: int, float: (int, float), str: str}
-  for name, hint in PhaseRecord.__annotations__.items():
-    if not isinstance(fields[name], kinds.get(hint, object)):
-      raise TypeError(f'{name} is {fields[name]!r:.80}')
   return PhaseRecord(**fields | {
       'mask_updates': tuple(
-          step for first, last, every in phase['mask_updates']
-          for step in range(first, last + 1, every)
+          range(first, last + 1, every)
+          for first, last, every in phase['mask_updates']
       ),
       'spans': tuple(
           Span(
@@ -238,7 +286,7 @@ def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
 def read_run(workdir: str | os.PathLike[str]) -> RunRecord:
   """Reads a run, finished or not, from its working directory.
 
-  Reads `plan.json`, `metrics.jsonl` and, if present,
+  Reads `plan.json`, `metrics.jsonl` and, if present, `masks.json` and
   `generations/step_<step>.jsonl`. Lines of metrics with the same step become
   one row. An incomplete last line of a killed run is ignored.
 
@@ -274,7 +322,33 @@ def read_run(workdir: str | os.PathLike[str]) -> RunRecord:
       for file in sorted((workdir / 'generations').glob('step_*.jsonl'))
       if file.stem.removeprefix('step_').isdigit()
   }
-  return RunRecord(**plan, rows=rows, generations=generations)
+  return RunRecord(
+      **plan, rows=rows, generations=generations, masks=read_masks(workdir)
+  )
+
+
+def read_masks(workdir: str | os.PathLike[str]) -> dict[str, Any]:
+  """Reads the record of a run's masks from its working directory.
+
+  Args:
+    workdir: Working directory of the run.
+
+  Returns:
+    The record, see `training.loop.mask_record`; empty if there is none, since
+    the masks of the run do not move.
+
+  Raises:
+    ValueError: the file is damaged.
+
+  Example:
+    >>> read_masks('runs/missing')
+    {}
+  """
+  path = pathlib.Path(workdir) / mask_record.FILE
+  if not path.is_file():
+    return {}
+  fix = 'delete it; the report is then written without pictures of masks.'
+  return files.unseal(files.read_object(path, fix), path)
 
 
 def pretraining_phases(run: RunRecord) -> list[PhaseRecord]:
@@ -298,8 +372,12 @@ def pretraining_phases(run: RunRecord) -> list[PhaseRecord]:
   return phases
 
 
-def seconds_of(run: RunRecord, phases: Sequence[PhaseRecord]) -> float | None:
-  """Returns the total of training seconds logged in phases, or None.
+def seconds_of(
+    run: RunRecord,
+    phases: Sequence[PhaseRecord],
+    before: SpentBefore = FROM_SCRATCH,
+) -> float | None:
+  """Returns the training seconds logged in phases, and those before, or None.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
@@ -309,7 +387,9 @@ def seconds_of(run: RunRecord, phases: Sequence[PhaseRecord]) -> float | None:
   """
   rows = [row for phase in phases for row in run.within(phase)]
   logged = [row['time/seconds'] for row in rows if row.get('time/seconds')]
-  return sum(logged) if logged else None
+  if before.seconds is None or not logged:
+    return None
+  return before.seconds + sum(logged)
 
 
 def format_sparsity(phase: PhaseRecord) -> str:
@@ -325,7 +405,10 @@ def format_sparsity(phase: PhaseRecord) -> str:
 
 STATISTICS = tuple(
     f'sparsity/{name}'
-    for name in ('grown', 'dropped', 'surviving', 'overlap', 'exploration')
+    for name in (
+        'grown', 'dropped', 'surviving', 'overlap', 'exploration', 'cut_off',
+        'row_variation', 'column_variation',
+    )
 )
 """Names of logged statistics of masks, which are not names of layers."""
 
@@ -370,18 +453,32 @@ def mask_updates_in(run: RunRecord, phase: PhaseRecord) -> list[MaskUpdate]:
     The known updates, in order.
 
   Example:
-    >>> phase = PhaseRecord('p', 0, 9, 2, 8, 'text', 0.5, 64, 5.0, 9.0, (3, 6))
+    >>> phase = PhaseRecord('p', 0, 9, 2, 8, 'text', 0.5, 64, 5.0, 9.0,
+    ...                     (range(3, 9, 3),))
     >>> row = {'sparsity/grown': 1.0, 'sparsity/dropped': 1.0,
     ...        'sparsity/surviving': 3.0}
     >>> run = RunRecord('toy', (phase,), ({'step': 2} | row, {'step': 5} | row))
     >>> mask_updates_in(run, phase)
     [MaskUpdate(step=3, grown=1.0, dropped=1.0, surviving=3.0)]
   """
-  rows = [r for r in run.rows if r.get('sparsity/surviving') is not None]
-  planned = [step for p in run.phases for step in p.mask_updates]
-  updates = []
-  for step, following in zip(planned, [*planned[1:], run.phases[-1].end]):
-    row = next((r for r in rows if step < r['step'] <= following), None)
-    if row is not None and phase.start <= step < phase.end:
+  rows = (r for r in run.rows if r.get('sparsity/surviving') is not None)
+  updates, last = [], None
+  for row in rows:
+    step = last_update(run, row['step'])
+    if step not in (None, last) and phase.start <= step < phase.end:
       updates.append(MaskUpdate(step, *(row[key] for key in STATISTICS[:3])))
+    last = step
   return updates
+
+
+def last_update(run: RunRecord, step: int) -> int | None:
+  """Returns the last planned mask update before a step; `None`: there is none.
+
+  Example:
+    >>> phase = PhaseRecord('p', 0, 9, 2, 8, 'text', 0.5, 64, 5.0, 9.0,
+    ...                     (range(3, 9, 3),))
+    >>> [last_update(RunRecord('toy', (phase,), ()), s) for s in (3, 6, 9)]
+    [None, 3, 6]
+  """
+  ranges = [x for p in run.phases for x in _between(p.mask_updates, 0, step)]
+  return ranges[-1][-1] if ranges else None

@@ -10,6 +10,7 @@ from spdf_jax import files
 from spdf_jax.runs import curves
 from spdf_jax.runs import equal_cost
 from spdf_jax.runs import markdown
+from spdf_jax.runs import mask_plots
 from spdf_jax.runs import plots
 from spdf_jax.runs import read
 from spdf_jax.runs import statements
@@ -17,6 +18,7 @@ from spdf_jax.runs import style
 from spdf_jax.runs.read import MaskUpdate
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import RunRecord
+from spdf_jax.runs.read import SpentBefore
 
 _HEADER = (
     'run', 'phase', 'steps', 'tokens', 'sparsity', 'validation perplexity',
@@ -24,7 +26,8 @@ _HEADER = (
 )
 _MASK_HEADER = (
     'run', 'phase', 'planned sparsity', 'measured sparsity', 'mask updates',
-    'survival', 'explored',
+    'survival', 'explored', 'units cut off', 'variation, inputs',
+    'variation, outputs',
 )
 _CELL_WIDTH = 80  # Characters of a generation, its context and reference.
 _COLUMNS = (
@@ -39,17 +42,34 @@ _COLUMNS = (
     'without evaluations and without the first step of each phase, which '
     'compiles.'
 )
+_BEFORE = (
+    'A row that begins with from is what other runs took for the checkpoint '
+    'that a run starts from; rows of all phases, figures and comparisons '
+    'include it. Phases that were trained before a run that resumes have rows '
+    'of their own, but for their seconds.'
+)
 _CURVES = (
     'Validation loss over the training FLOPs of pre-training. Learning rates '
     'fall over a whole schedule, so only the end of a curve is the loss of a '
     'finished run; before it, the run is in the middle of its schedule. Dotted '
-    'lines extend final losses to compare them.'
+    'lines extend final losses to compare them. The lower panel has the '
+    'planned zeros of sparsified matrices.'
 )
 _MASKS = (
     'Measured sparsity is that of the sparsified weights at the end of each '
     'phase. Survival is the fraction of the kept weights that stay kept in a '
     'mask update, lowest to highest of those logged; explored is the fraction '
-    'of the sparsified weights that have been kept at any step of the run.'
+    'of the sparsified weights that have been kept at any step of the run. '
+    'Units cut off are the inputs and outputs of layers that keep no weight, '
+    'as a fraction of all. Variation is the variance of the number of kept '
+    'weights per input (output), divided by that of a random mask, on average '
+    'over layers: random masks have 1, larger values mean that kept weights '
+    'gather in few units.'
+)
+_UNITS = (
+    'Kept weights of the inputs and outputs of each layer, from the fewest to '
+    'the most, at the last evaluation with zeros; and the mask of the layer '
+    'that varies most, in which darker pixels keep more weights.'
 )
 _PLOTS = {
     'loss_over_tokens': ('Loss over tokens', plots.plot_loss_over_tokens),
@@ -174,22 +194,47 @@ def _steps(done: int, planned: int) -> str:
 
 
 def _run_rows(label: str, run: RunRecord) -> list[list[str]]:
-  """Returns a row for each phase of a run, all pre-training, and the run."""
-  pretraining = read.pretraining_phases(run)
+  """Returns rows of what came before, each phase, pre-training, and the run."""
+  pretraining, before = read.pretraining_phases(run), run.before
   rows = []
+  if before.source and before.is_recorded:
+    rows.append(_before_row(label, before))
   for phase in run.phases:
     rows.append(_row(label, run, phase.name, [phase]))
     if phase in pretraining[-1:] and 1 < len(pretraining) < len(run.phases):
-      rows.append(_bold(_row(label, run, 'all pre-training', pretraining)))
-  return [*rows, _bold(_row(label, run, 'total', run.phases))]
+      rows.append(_bold(
+          _row(label, run, 'all pre-training', pretraining, before)
+      ))
+  return [*rows, _bold(_row(label, run, 'total', run.phases, before))]
+
+
+def _before_row(label: str, before: SpentBefore) -> list[str]:
+  ratio = before.flops / before.dense_flops if before.steps else None
+  amounts = [f'{n:,}' if before.steps else markdown.MISSING
+             for n in (before.steps, before.tokens)]
+  return [
+      markdown.escape(label),
+      markdown.escape(f'from {before.source}'),
+      *amounts,
+      *[markdown.MISSING] * 4,
+      markdown.number(ratio, 3),
+      markdown.number(before.seconds, 1),
+  ]
 
 
 def _row(
-    label: str, run: RunRecord, name: str, phases: Sequence[PhaseRecord]
+    label: str,
+    run: RunRecord,
+    name: str,
+    phases: Sequence[PhaseRecord],
+    before: SpentBefore = read.FROM_SCRATCH,
 ) -> list[str]:
-  """Returns the row of one phase, or of several in order."""
+  """Returns the row of one phase, or of several in order after `before`."""
   done = [min(max(run.last_step - p.start, 0), p.steps) for p in phases]
-  tokens = sum(round(p.tokens * n / p.steps) for p, n in zip(phases, done))
+  tokens = before.tokens + sum(
+      round(p.tokens * n / p.steps) for p, n in zip(phases, done)
+  )
+  planned = sum(phase.steps for phase in phases)
   step = min(run.last_step, phases[-1].end)
   missing = [markdown.MISSING] * 4
   values = missing if len(phases) > 1 else [
@@ -205,11 +250,11 @@ def _row(
   return [
       markdown.escape(label),
       markdown.escape(name),
-      _steps(sum(done), sum(phase.steps for phase in phases)),
+      _steps(before.steps + sum(done), before.steps + planned),
       f'{tokens:,}',
       *values,
       markdown.number(ratio, 3),
-      markdown.number(read.seconds_of(run, phases), 1),
+      markdown.number(read.seconds_of(run, phases, before), 1),
   ]
 
 
@@ -254,48 +299,6 @@ def runs_table(runs: Mapping[str, RunRecord]) -> str:
   return markdown.markdown_table(_HEADER, rows, numbers=_HEADER[2:])
 
 
-def best_steps(runs: Mapping[str, RunRecord]) -> list[str]:
-  """Describes where phases with an early stop were best.
-
-  Args:
-    runs: Runs by label.
-
-  Returns:
-    A sentence for each phase that has logged its best evaluation.
-
-  Example:
-    >>> phase = PhaseRecord('tune', 0, 8, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
-    >>> rows = [{'step': 8, 'best/step': 4, 'best/target/loss': 2.0}]
-    >>> best_steps({'toy': RunRecord('toy', (phase,), tuple(rows))})
-    ... # doctest: +NORMALIZE_WHITESPACE
-    ['toy: tune was best at step 4 (target/loss 2.00) and ends with its weights
-    at step 8.']
-  """
-  sentences = []
-  for label, run in runs.items():
-    for phase in run.phases:
-      best = run.at_end(phase, 'best/step')
-      if best is None:
-        continue
-      row = next(
-          r for r in reversed(run.rows)
-          if r['step'] == best[0] and 'best/step' in r
-      )
-      values = ', '.join(
-          f'{name.removeprefix("best/")} {markdown.number(value)}'
-          for name, value in row.items()
-          if name.startswith('best/') and name != 'best/step'
-      )
-      end = f'ends with its weights at step {phase.end:,}' if (
-          run.last_step >= phase.end
-      ) else f'is at step {run.last_step:,}'
-      sentences.append(
-          f'{label}: {phase.name} was best at step {best[1]:,} ({values}) and '
-          f'{end}.'
-      )
-  return sentences
-
-
 def mask_updates_table(runs: Mapping[str, RunRecord]) -> str | None:
   """Formats a table of masks: a row for each phase of runs with mask updates.
 
@@ -305,17 +308,19 @@ def mask_updates_table(runs: Mapping[str, RunRecord]) -> str | None:
   Returns:
     A Markdown table: planned sparsity, measured sparsity at the end of each
     phase, number of updates, fraction of kept weights that survive an update,
-    and fraction of weights kept at any time; None if no run logged mask
-    updates.
+    fraction of weights kept at any time, fraction of units that are cut off,
+    and variation of units; None if no run logged mask updates.
 
   Example:
-    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0, (2,))
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0,
+    ...                     (range(2, 3),))
     >>> row = {'step': 4, 'sparsity/sparsified': 0.5, 'sparsity/grown': 1.0,
     ...        'sparsity/dropped': 1.0, 'sparsity/surviving': 3.0,
-    ...        'sparsity/exploration': 0.625}
+    ...        'sparsity/exploration': 0.625, 'sparsity/cut_off': 0.25,
+    ...        'sparsity/row_variation': 1.5, 'sparsity/column_variation': 2.0}
     >>> table = mask_updates_table({'toy': RunRecord('toy', (phase,), (row,))})
     >>> print(table.splitlines()[2])
-    | toy | p | 50% | 50% | 1 | 75% | 62.5% |
+    | toy | p | 50% | 50% | 1 | 75% | 62.5% | 25% | 1.5 | 2.0 |
   """
   rows = []
   for label, run in runs.items():
@@ -329,9 +334,16 @@ def mask_updates_table(runs: Mapping[str, RunRecord]) -> str | None:
           markdown.escape(phase.name),
           read.format_sparsity(phase),
           _percent(measured),
-          str(len(phase.mask_updates)),
+          str(sum(map(len, phase.mask_updates))),
           _survival(read.mask_updates_in(run, phase)) or markdown.MISSING,
           _percent(explored),
+          _percent(run.at_end(phase, 'sparsity/cut_off')),
+          *(
+              markdown.number(value and value[1], 1) for value in (
+                  run.at_end(phase, f'sparsity/{axis}_variation')
+                  for axis in ('row', 'column')
+              )
+          ),
       ])
   if not rows:
     return None
@@ -399,13 +411,19 @@ def write_report(
       '## Runs',
       runs_table(runs),
       _COLUMNS,
+      *([_BEFORE] if any(run.before.source for run in runs.values()) else []),
+      *_list([
+          f'{label} starts from {run.before.source}; what that took is not '
+          'recorded and not counted.'
+          for label, run in runs.items() if not run.before.is_recorded
+      ]),
       *_list(sorted({
           'Validation losses and perplexities are means over '
           f'{run.bigram["validation/tokens"]:,.0f} tokens.'
           for run in runs.values()
           if run.bigram and 'validation/tokens' in run.bigram
       })),
-      *_list(best_steps(runs)),
+      *_list(statements.best_steps(runs)),
       *_list([
           f'{label}: {phase.name}, {note}.' for label, run in runs.items()
           for phase in run.phases for note in phase.notes
@@ -416,8 +434,17 @@ def write_report(
   ]
   masks = mask_updates_table(runs)
   if masks is not None:
-    style.save(plots.plot_mask_updates(runs), directory / 'mask_updates.png')
+    drawn = {'mask_updates': mask_plots.plot_mask_updates}
     parts += ['## Masks', masks, _MASKS, '![Masks](mask_updates.png)']
+    if any(run.masks for run in runs.values()):
+      drawn['kept_per_unit'] = mask_plots.plot_kept_per_unit
+      drawn['masks'] = mask_plots.plot_pictures
+      parts += [
+          _UNITS, '![Kept weights per unit](kept_per_unit.png)',
+          '![Pictures of masks](masks.png)',
+      ]
+    for name, plot in drawn.items():
+      style.save(plot(runs), directory / f'{name}.png')
   parts.append('## Plots')
   for name, (title, plot) in figures.items():
     style.save(plot(runs), directory / f'{name}.png')

@@ -57,6 +57,48 @@ def against_bigram(label: str, run: RunRecord) -> str | None:
   )
 
 
+def best_steps(runs: Mapping[str, RunRecord]) -> list[str]:
+  """Describes where phases with an early stop were best.
+
+  Args:
+    runs: Runs by label.
+
+  Returns:
+    A sentence for each phase that has logged its best evaluation.
+
+  Example:
+    >>> phase = PhaseRecord('tune', 0, 8, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
+    >>> rows = [{'step': 8, 'best/step': 4, 'best/target/loss': 2.0}]
+    >>> best_steps({'toy': RunRecord('toy', (phase,), tuple(rows))})
+    ... # doctest: +NORMALIZE_WHITESPACE
+    ['toy: tune was best at step 4 (target/loss 2.00) and ends with its weights
+    at step 8.']
+  """
+  sentences = []
+  for label, run in runs.items():
+    for phase in run.phases:
+      best = run.at_end(phase, 'best/step')
+      if best is None:
+        continue
+      row = next(
+          r for r in reversed(run.rows)
+          if r['step'] == best[0] and 'best/step' in r
+      )
+      values = ', '.join(
+          f'{name.removeprefix("best/")} {markdown.number(value)}'
+          for name, value in row.items()
+          if name.startswith('best/') and name != 'best/step'
+      )
+      end = f'ends with its weights at step {phase.end:,}' if (
+          run.last_step >= phase.end
+      ) else f'is at step {run.last_step:,}'
+      sentences.append(
+          f'{label}: {phase.name} was best at step {best[1]:,} ({values}) and '
+          f'{end}.'
+      )
+  return sentences
+
+
 def fine_tuning(label: str, run: RunRecord) -> str | None:
   """Describes the change of a run's target perplexity by fine-tuning.
 
@@ -118,6 +160,8 @@ def cost(label: str, run: RunRecord) -> str:
   name = label
   if run.last_step < planned:
     name += f' (unfinished, {run.last_step:,} of {planned:,} steps)'
+  if run.before.source and run.before.is_recorded:
+    name += f', with that of {run.before.source} before it,'
   pretraining = read.pretraining_phases(run)
   if not pretraining:
     spent = _spent(run, run.phases, run.last_step)
@@ -132,10 +176,10 @@ def cost(label: str, run: RunRecord) -> str:
 
 
 def _spent(run: RunRecord, phases: Sequence[PhaseRecord], step: int) -> str:
-  """Formats FLOPs up to a step, and the seconds of phases."""
+  """Formats FLOPs up to a step, and the seconds of phases and before them."""
   spent = curves.flops_at(run, step)
   dense = curves.dense_flops_at(run, step)
-  seconds = read.seconds_of(run, phases)
+  seconds = read.seconds_of(run, phases, run.before)
   text = f'{spent:.3g} FLOPs'
   if dense and spent != dense:
     text += f' ({spent / dense:.3f} of those of the same steps dense)'
@@ -221,7 +265,7 @@ def ending(label: str, run: RunRecord) -> str:
 
 
 def other_texts(runs: Mapping[str, RunRecord]) -> str | None:
-  """Warns of runs whose losses are of other tokens; None: there are none.
+  """Warns of runs with losses on different tokens; `None` if there are none.
 
   Args:
     runs: Runs by label.
@@ -250,7 +294,7 @@ def other_texts(runs: Mapping[str, RunRecord]) -> str | None:
 
 
 def tasks(runs: Mapping[str, RunRecord]) -> str | None:
-  """Warns of runs that were fine-tuned on other tasks; None: there are none."""
+  """Warns of runs fine-tuned on different tasks; `None` if there are none."""
   by_label = {
       label: run.data['task'] for label, run in runs.items()
       if run.data.get('task')
@@ -282,9 +326,7 @@ def describe_updates(label: str, run: RunRecord) -> str | None:
     ]
     if updates:
       mean = sum(u.survival for u in updates) / len(updates)
-      planned = sum(
-          phase.start < step <= run.last_step for step in phase.mask_updates
-      )
+      planned = phase.updates_until(run.last_step)
       times = {1: 'once', 2: 'twice'}.get(planned, f'{planned} times')
       logged = '' if len(updates) >= planned else (
           f', of the {len(updates)} that are logged'
@@ -297,7 +339,7 @@ def describe_updates(label: str, run: RunRecord) -> str | None:
     return None
   text = f"{label}'s masks are updated {'; '.join(parts)}."
   steps, explored = run.series('sparsity/exploration')
-  updated = [p for p in run.phases if len(p.mask_updates) > 1]
+  updated = [p for p in run.phases if sum(map(len, p.mask_updates)) > 1]
   end = updated[-1].end if updated else run.last_step
   before = [share for step, share in zip(steps, explored) if step <= end]
   if before and before[0] < 1:

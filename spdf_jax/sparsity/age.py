@@ -70,7 +70,7 @@ def with_age(
   Raises:
     TypeError: `inner` is not an optimizer.
     ValueError: `warmup` is out of its range; on `init`, if the state of `inner`
-      has no count or no second moments of single weights; on `update`, if it is
+      has no count, or no second moment for each weight; on `update`, if it is
       not inside `sparsify`, or `where` is not that of `sparsify`.
 
   References:
@@ -201,6 +201,6 @@ def _check_moments(state: PyTree, params: PyTree) -> None:
   if not {'count', 'nu'} <= set(fields) or shapes(state.nu) != shapes(params):
     raise ValueError(
         f'with_age got an optimizer with the state {type(state).__name__}, '
-        'which has no count and second moments of single weights; wrap the '
+        'which lacks a count or a second moment for each weight; wrap the '
         'preconditioner: optax.chain(with_age(optax.scale_by_adam()), …).'
     )

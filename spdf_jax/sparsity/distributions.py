@@ -327,7 +327,7 @@ def model_wide(params: PyTree, sparsity: float) -> ModelWide:
 def for_kernels(
     distribution: Distribution, make: Callable[[Distribution], T]
 ) -> Callable[[Mapping[str, Sequence[int]]], T] | None:
-  """Returns `make` as a function of kernels' sizes, if they matter."""
+  """Returns `make` for kernels of given sizes; `None` if they do not matter."""
   takes_kernels: Any = distribution
   if 'kernels' not in inspect.signature(distribution).parameters:
     return None
@@ -403,7 +403,7 @@ _DISTRIBUTIONS = {
 
 
 def distribution_of(value: Any) -> Callable[..., Any]:
-  """Returns a distribution given by name, or itself.
+  """Returns the distribution with a name, or a given distribution.
 
   Args:
     value: `(params, sparsity) -> sparsities`, or `'uniform'`, `'erk'`, `'igq'`,
@@ -421,7 +421,7 @@ def distribution_of(value: Any) -> Callable[..., Any]:
     >>> distribution_of('erk').__name__
     'erk'
   """
-  # Called later with two positional arguments, an initial mask with three.
+  # A distribution takes two positional arguments; initializers take three.
   distribution = by_entry('distribution', value, _DISTRIBUTIONS, missing=2)
   if not callable(distribution):
     raise ValueError(

@@ -218,7 +218,7 @@ _INITS = {
 
 
 def init_of(value: Any, name: str = 'init') -> Callable[..., Any]:
-  """Returns a maker of initial masks given by name, or itself.
+  """Returns the initializer of masks with a name, or a given function.
 
   Args:
     value: `(key, params, sparsities) -> mask`, or `'random'`, `'magnitude'` or
@@ -373,7 +373,7 @@ def saliency(
       return layers
     _check_layers(layers, jax.eval_shape(as_layers, params))
     weights = selection.selected(params, params, axes)
-    # The sparsities of rounds before the last may be others than n of m has.
+    # Rounds before the last may have other sparsities than n of m.
     unchecked = structure._replace(check=lambda sparsity: None)
     # Evaluated eagerly, so that scores can be checked under jit.
     with jax.ensure_compile_time_eval():

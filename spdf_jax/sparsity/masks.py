@@ -374,7 +374,7 @@ def map_masked(f: Callable[..., Any], mask: PyTree, *rest: PyTree) -> PyTree:
   check_bool(mask)
   if not rest:
     raise ValueError(
-        'map_masked has no tree beside the mask; give the parameters, '
+        'map_masked got a mask and no other tree; give the parameters, '
         'map_masked(f, mask, params).'
     )
   columns = [trees.matching_leaves(tree, rest[0]) for tree in rest]

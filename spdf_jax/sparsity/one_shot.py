@@ -178,7 +178,8 @@ def sparsegpt(*, block_size: int = 128, damping: float = 0.01) -> Pruner:
       rows += jax.lax.dynamic_slice_in_dim(total, start, size)
       return jax.lax.dynamic_update_slice_in_dim(total, rows, start, axis=0)
 
-    # Some rows at a time: the whole product may be larger than the weights.
+    # A few rows at a time, since the whole product may be larger than the
+    # weights.
     size = min(_ROWS, inputs)
     whole, rest = divmod(inputs, size)
     total = jax.lax.fori_loop(
@@ -279,7 +280,7 @@ def _rows_of_factor(
   product = jnp.matmul(later[:, start:].T, later, precision='highest')
   above = jnp.triu(hessian[start:stop, start:stop], 1)
   block = above + above.T + jnp.diag(diagonal[start:stop]) - product[:, start:]
-  # Reversed, an upper factor is a lower one.
+  # Reversing both axes turns an upper triangular factor into a lower one.
   corner = jax.lax.linalg.cholesky(
       block[::-1, ::-1], symmetrize_input=False
   )[::-1, ::-1].T
@@ -337,7 +338,7 @@ def _surgeon(
   diagonal = jnp.pad(
       1 / jnp.diag(lower), (0, missing), constant_values=1
   )
-  # Padded inputs have the least score.
+  # Padded inputs get the lowest score.
   is_input = jnp.arange(len(w)) < inputs
   rows = jax.lax.dynamic_slice_in_dim
 

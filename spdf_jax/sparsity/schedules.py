@@ -375,7 +375,7 @@ def update_times(
       listed = [t for t in range(first, stop + 1) if bool(every(t))]
   elif (
       hasattr(every, '__iter__') and not isinstance(every, str)
-      and getattr(every, 'ndim', True)  # 0 of an array with one number.
+      and getattr(every, 'ndim', True)  # An array of one number has no axis.
   ):
     first = check_steps('update_from', 0 if start is None else start, 0)
     listed = [check_steps('a step in update_every', t, 0) for t in every]

@@ -204,7 +204,7 @@ def _from_matrix(x: Any, shape: tuple[int, ...], axes: MatrixAxes) -> Any:
 def selector_of(
     where: Where, named: Sequence[tuple[str, Any]] = ()
 ) -> Selector:
-  """Returns any `where` as a function.
+  """Converts a `where` of any form to a function.
 
   Args:
     where: A function `(path, leaf) -> MatrixAxes | bool | None`, or a tree of
@@ -246,7 +246,7 @@ def selector_of(
 
 
 def _among(where: Any, named: Sequence[tuple[str, Any]]) -> Any:
-  """Returns the selector for some leaves, if it depends on others of them."""
+  """Returns the selector for these leaves, which may depend on all of them."""
   return where.among(named) if named and hasattr(where, 'among') else where
 
 

@@ -25,13 +25,15 @@ _POSITIONS = frozenset('pos position positional positions'.split())
 _TABLES = frozenset('encoding encodings table'.split())
 _ATTENTION = frozenset('q k v o qkv wq wk wv query key value'.split())
 _OUTPUTS = frozenset('o out output post wo'.split())
-_ARRAYS = frozenset('kernel w weight'.split())  # Names in a layer's module.
+# Names of leaves in a layer's module.
+_ARRAYS = frozenset('kernel w weight'.split())
 _COLORS = 4
-_KERNEL_SIZES = {1, 3, 5, 7, 9, 11}  # Of convolutions of any name.
+# Sizes of kernels of convolutions, whatever their names.
+_KERNEL_SIZES = {1, 3, 5, 7, 9, 11}
 
 
 def matrices(path: str, leaf: Any) -> bool | None:
-  """Selects every leaf with two axes, whatever its name, but biases of heads.
+  """Selects every leaf with two axes except biases of heads, whatever its name.
 
   Use it in a mapping whose first patterns exclude leaves: `where={'embed/*':
   False, 'head/*': False, '*': matrices}`.

@@ -141,7 +141,7 @@ def sparsify(
   tx = optax.GradientTransformationExtraArgs(
       functools.partial(_init, arguments), functools.partial(_update, arguments)
   )
-  return tracking.track_masks(tx, algorithm) if track else tx
+  return tracking.track_masks(tx, algorithm, where) if track else tx
 
 
 class _Arguments(NamedTuple):
@@ -324,7 +324,7 @@ def _update_kept(
 
 
 def _seen(grads: PyTree, state: SparsifyState) -> PyTree:
-  """Returns gradients as kernels compute them: of pruned weights on request."""
+  """Zeroes gradients of pruned weights, as kernels do, unless requested."""
   def masked(grads, mask, dense_grads):
     return jax.tree.map(
         lambda g, m: jnp.where(m | dense_grads, g, 0), grads, mask
@@ -392,7 +392,7 @@ def _check_types(inner: Any, algorithm: Any, revive: Any) -> None:
 def _keep_moments(
     skip: jax.Array, new: PyTree, old: PyTree, params: PyTree
 ) -> PyTree:
-  """Restores parameter-shaped state where a step is skipped, not counters."""
+  """Restores moments, but not counters, where a step is skipped."""
   belongs = like_params.map_like_params(lambda _: True, new, params)
   return jax.tree.map(
       lambda chosen, n, o: jnp.where(skip, o, n) if chosen is True else n,

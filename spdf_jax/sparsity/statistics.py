@@ -2,7 +2,9 @@
 """Counts of the weights that masks keep, and of differences between masks."""
 
 from collections.abc import Iterator
+import functools
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -13,9 +15,97 @@ from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import state
 from spdf_jax.sparsity import trees
+from spdf_jax.sparsity.selection import MatrixAxes
 from spdf_jax.sparsity.selection import Where
 
 PyTree = Any
+
+
+class UnitCounts(NamedTuple):
+  """Counts of the units of a leaf, an entry for each layer.
+
+  Units are the inputs and outputs of a layer, the rows and columns of its
+  matrix.
+  """
+
+  without_inputs: Any
+  """Number of outputs that keep no weight, int32."""
+
+  without_outputs: Any
+  """Number of inputs that keep no weight, int32."""
+
+  row_variation: Any
+  """Variance of the number of kept weights per input, divided by that of a
+  uniformly random mask that keeps as many: 1 on average for random masks, and 1
+  if all weights are kept or none, float32."""
+
+  column_variation: Any
+  """The same of the number of kept weights per output, float32."""
+
+
+@functools.partial(jax.jit, static_argnames='axes')
+def count_units(mask: jax.Array, axes: MatrixAxes) -> UnitCounts:
+  """Counts the inputs and outputs that keep no weight, and the variation.
+
+  Args:
+    mask: Bool mask of a leaf.
+    axes: Axes of the leaf, as `selection.select` returns them.
+
+  Returns:
+    The counts, in arrays of the shape of the mask, except that axes of the
+    matrix have length 1. A vector, a matrix of one input, has no units.
+
+  Example:
+    >>> mask = jnp.array([[True, True, False], [False, False, False]])
+    >>> counts = count_units(mask, MatrixAxes(0, 1))
+    >>> int(counts.without_inputs.item()), int(counts.without_outputs.item())
+    (1, 1)
+  """
+  inputs = selection.as_tuple(axes.reduction)
+  outputs = selection.as_tuple(axes.output)
+  per_input, per_output = (
+      jnp.sum(mask, axis=axis, keepdims=True, dtype=jnp.int32)
+      for axis in (outputs, inputs)
+  )
+  empty = lambda counts, axis: jnp.sum(
+      counts == 0, axis=axis, keepdims=True, dtype=jnp.int32
+  )
+  if math.prod(mask.shape[axis] for axis in inputs) == 1:
+    none = jnp.zeros_like(empty(per_output, outputs))
+    ones = none + jnp.float32(1)
+    return UnitCounts(none, none, ones, ones)
+  return UnitCounts(
+      empty(per_output, outputs),
+      empty(per_input, inputs),
+      _variation(per_input, inputs, mask, outputs),
+      _variation(per_output, outputs, mask, inputs),
+  )
+
+
+def _variation(
+    counts: jax.Array,
+    units: tuple[int, ...],
+    mask: jax.Array,
+    weights: tuple[int, ...],
+) -> jax.Array:
+  """Returns the variance of counts along axes of units, over a random mask's.
+
+  That of a random mask is the variance of the hypergeometric distribution.
+  """
+  number, each = (
+      math.prod(mask.shape[axis] for axis in axes) for axes in (units, weights)
+  )
+  mean = lambda x: jnp.mean(x, axis=units, keepdims=True)
+  of_unit = counts.astype(jnp.float32)
+  share = mean(of_unit) / each
+  variance = mean(jnp.square(of_unit - mean(of_unit)))
+  left = number * each - each, max(number * each - 1, 1)
+  random = each * share * (1 - share) * left[0] / left[1]
+  # Integers, because the share of a large dense layer is rounded.
+  mixed = jnp.any(counts > 0, axis=units, keepdims=True) & jnp.any(
+      counts < each, axis=units, keepdims=True
+  ) & (random > 0)
+  return jnp.where(mixed, variance / jnp.where(mixed, random, 1), 1)
 
 
 class LayerSparsity(NamedTuple):
@@ -24,10 +114,70 @@ class LayerSparsity(NamedTuple):
   kept: int
   total: int
 
+  inputs: int
+  """Number of inputs: rows of the matrix."""
+
+  outputs: int
+  """Number of outputs: columns of the matrix."""
+
+  without_inputs: int
+  """Number of outputs that keep no weight."""
+
+  without_outputs: int
+  """Number of inputs that keep no weight."""
+
+  row_variation: float
+  """See `UnitCounts`, like the next."""
+
+  column_variation: float
+
   @property
   def sparsity(self) -> float:
     """Fraction of zeros in the layer."""
     return 1 - self.kept / self.total
+
+  @property
+  def cut_off(self) -> float:
+    """Fraction of the inputs and outputs that keep no weight."""
+    cut = self.without_inputs + self.without_outputs
+    return cut / (self.inputs + self.outputs)
+
+  @property
+  def cut_off_at_random(self) -> float:
+    """Fraction that keeps no weight in a random mask, on average."""
+    empty = sum(
+        number * _no_weight(self.total // number, self.kept, self.total)
+        for number in (self.inputs, self.outputs)
+    )
+    return empty / (self.inputs + self.outputs)
+
+  @property
+  def cuts_off_units(self) -> bool:
+    """Whether many more inputs and outputs are cut off than at random.
+
+    That is more than a hundredth, and more than the mean of random masks by six
+    standard deviations and two. A mask that prunes whole inputs and outputs and
+    nothing else cuts off none.
+    """
+    units = self.inputs + self.outputs
+    whole = (self.outputs - self.without_inputs) * (
+        self.inputs - self.without_outputs
+    )
+    random = units * self.cut_off_at_random
+    return self.cut_off > 0.01 and self.kept < whole and (
+        units * self.cut_off > random + 6 * math.sqrt(random) + 2
+    )
+
+
+def _no_weight(each: int, kept: int, total: int) -> float:
+  """Returns the probability that a unit of `each` weights keeps none."""
+  if kept > total - each:
+    return 0.0
+  log = lambda x: math.lgamma(x + 1)
+  return math.exp(
+      log(total - each) - log(total - each - kept) - log(total)
+      + log(total - kept)
+  )
 
 
 class Summary(NamedTuple):
@@ -64,6 +214,7 @@ class Summary(NamedTuple):
     rows = [
         f'{name:<{width}}  {layer.sparsity:6.2%}  '
         f'{layer.kept:,} of {layer.total:,} kept'
+        + (f', {layer.cut_off:.1%} of units cut off' if layer.cut_off else '')
         for name, layer in self.layers.items()
     ]
     return '\n'.join(
@@ -78,13 +229,17 @@ class Summary(NamedTuple):
 def summarize(
     opt_state: PyTree, params: PyTree, *, where: Where | None = None
 ) -> Summary:
-  """Counts the kept weights of every sparsified leaf.
+  """Counts the kept weights of every sparsified leaf, and of its units.
+
+  Units are inputs and outputs; those that keep no weight are cut off, and do
+  not learn. Growth by the largest gradients may cut off many, see `rigl`.
 
   Args:
     opt_state: The state of an optimizer that contains `sparsify`, or a mask.
     params: The parameters, or their shapes.
     where: The `where` given to `sparsify`, to count each layer of a leaf of
-      stacked layers. `None`: one count per leaf.
+      stacked layers. `None`: one count per leaf, of which the last axis indexes
+      the outputs and all others the inputs.
 
   Returns:
     A `Summary` of exact integer counts; `str` formats it as a table.
@@ -99,7 +254,7 @@ def summarize(
     >>> params = {'w': jnp.ones((4, 4)), 'b': jnp.ones(4)}
     >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.75), key=0)
     >>> print(spdf.summarize(tx.init(params), params))
-    w  75.00%  4 of 16 kept
+    w  75.00%  4 of 16 kept, 37.5% of units cut off
     sparsified layers: 75.00% zeros of 16; all parameters: 60.00% zeros of 20
   """
   is_state = lambda x: isinstance(x, state.SparsifyState)
@@ -107,9 +262,9 @@ def summarize(
   mask = state.get_mask(opt_state) if has_state else opt_state
   stacks = _stacks(mask, params, where)
   layers = {
-      name: LayerSparsity(kept, stack.shape[1] * stack.shape[2])
+      name: layer
       for path, stack in stacks
-      for name, kept in _numbered(path, _count(stack))
+      for name, layer in _numbered(path, _layers_of(stack))
   }
   sizes = [int(np.prod(p.shape)) for p in jax.tree.leaves(params)]
   return Summary(layers, sum(sizes))
@@ -213,6 +368,16 @@ def _stacks(
   return [
       (trees.path_name(path), stack)
       for path, stack in jax.tree_util.tree_leaves_with_path(stacks)
+  ]
+
+
+def _layers_of(stack: jax.Array) -> list[LayerSparsity]:
+  """Counts the kept weights and the units of a stack's layers."""
+  _, inputs, outputs = stack.shape
+  units = [np.ravel(x).tolist() for x in count_units(stack, MatrixAxes(1, 2))]
+  return [
+      LayerSparsity(kept, inputs * outputs, inputs, outputs, *of_layer)
+      for kept, *of_layer in zip(_count(stack), *units)
   ]
 
 

@@ -31,16 +31,24 @@ class Structure(NamedTuple):
   """`(layers, inputs, outputs) -> (groups, a, b)`, where `a * b` units form a
   group; raises ValueError if the structure does not divide a leaf."""
 
-  reduce: Callable[[jax.Array], jax.Array]
-  """`(scores) -> unit_scores`: sums of the scores in each unit, `[..., a, b]`.
-  The axes before the last two index groups; they are not merged, so that
-  sharded axes need no resharding."""
+  sums: Callable[[jax.Array], jax.Array]
+  """`(scores) -> sums`: sums of the scores in each unit, `[layers, rows,
+  columns]`."""
+
+  group: Callable[[jax.Array], jax.Array]
+  """`(sums) -> unit_scores`: arranges sums in groups, `[..., a, b]`. The axes
+  before the last two index groups; they are not merged, so that sharded axes
+  need no resharding."""
 
   expand: Callable[[jax.Array, Shape], jax.Array]
   """`(mask of units, shape of the leaf) -> mask of weights`."""
 
   name: str = 'Structure'
   """How the structure is printed."""
+
+  def reduce(self, scores: jax.Array) -> jax.Array:
+    """Returns the sums of the scores in each unit, in groups `[..., a, b]`."""
+    return self.group(self.sums(scores))
 
   def __repr__(self) -> str:
     return self.name
@@ -62,7 +70,8 @@ def unstructured() -> Structure:
 UNSTRUCTURED = Structure(
     check=lambda sparsity: None,
     unit_shape=lambda shape: tuple(shape),
-    reduce=lambda scores: scores,
+    sums=lambda scores: scores,
+    group=lambda sums: sums,
     expand=lambda mask, shape: mask.reshape(shape),
     name='unstructured()',
 )
@@ -218,7 +227,7 @@ def _blocks(
         _divide(shape, 'outputs', columns, name),
     )
 
-  def reduce(scores):
+  def sums(scores):
     layers, a, b = unit_shape(scores.shape)
     rows, columns = size_of(scores.shape)
     blocks = scores.reshape(layers, a, rows, b, columns)
@@ -230,25 +239,27 @@ def _blocks(
     mask = jnp.broadcast_to(mask.reshape(layers, a, 1, b, 1), blocks)
     return mask.reshape(shape)
 
-  return Structure(lambda sparsity: None, unit_shape, reduce, expand)
+  return Structure(
+      lambda sparsity: None, unit_shape, sums, lambda sums: sums, expand
+  )
 
 
 def _by_column(structure: Structure) -> Structure:
-  """Returns a structure that ranks the units of each column by themselves."""
+  """Returns a structure that ranks the units of each column separately."""
 
   def unit_shape(shape):
     layers, a, b = structure.unit_shape(shape)
     return layers * b, a, 1
 
-  def reduce(scores):
-    return structure.reduce(scores).swapaxes(1, 2)[..., None]
+  def group(sums):
+    return sums.swapaxes(1, 2)[..., None]
 
   def expand(mask, shape):
     layers, a, b = structure.unit_shape(shape)
     return structure.expand(mask.reshape(layers, b, a).swapaxes(1, 2), shape)
 
   return structure._replace(
-      unit_shape=unit_shape, reduce=reduce, expand=expand
+      unit_shape=unit_shape, group=group, expand=expand
   )
 
 
@@ -286,14 +297,14 @@ def _grouped(
     *groups, a, b = ordered(shape) + units
     return math.prod(groups), a, b
 
-  def reduce(scores):
-    apart = scores.reshape(split(scores.shape)).transpose(order)
+  def group(sums):
+    apart = sums.reshape(split(sums.shape)).transpose(order)
     return apart.reshape(*apart.shape, *units)
 
   def expand(mask, shape):
     return mask.reshape(ordered(shape)).transpose(back).reshape(shape)
 
-  return Structure(check, unit_shape, reduce, expand)
+  return Structure(check, unit_shape, lambda scores: scores, group, expand)
 
 
 def _check_axis(axis: str) -> None:
@@ -331,7 +342,7 @@ _STRUCTURES = {
 
 
 def structure_of(value: Any) -> Structure:
-  """Returns a structure given by name, or itself.
+  """Returns the structure with a name, or a given structure.
 
   Args:
     value: A structure; `'unstructured'`; N:M as `'2:4'`; or a mapping with the

@@ -1,19 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of mask updates, in a wrapper around the optimizer."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from spdf_jax.sparsity import selection
+from spdf_jax.sparsity import statistics
+from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.algorithms.algorithm import Algorithm
+from spdf_jax.sparsity.selection import MatrixAxes
+from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.state import get_mask
 
 PyTree = Any
 
 # Bits of `MaskTrackingState.history`.
 _NOW, _BEFORE, _EVER = 1, 2, 4
+
+
+class UnitTotals(NamedTuple):
+  """Totals of `statistics.UnitCounts` over layers, float32 scalars."""
+
+  cut_off: jax.Array
+  """Number of inputs and outputs that keep no weight."""
+
+  units: jax.Array
+  """Number of inputs and outputs."""
+
+  row_variation: jax.Array
+  """Sum of the variation of rows, like the next."""
+
+  column_variation: jax.Array
+  layers: jax.Array
+  """Number of layers."""
 
 
 class MaskTrackingState(NamedTuple):
@@ -42,6 +65,9 @@ class MaskTrackingState(NamedTuple):
   exploration: jax.Array
   """Fraction of weights that were ever kept, float32."""
 
+  units: UnitTotals
+  """Totals over the inputs and outputs of all layers."""
+
   inner_state: PyTree
   """State of the wrapped optimizer."""
 
@@ -52,17 +78,19 @@ class MaskTrackingState(NamedTuple):
 
 
 def track_masks(
-    tx: optax.GradientTransformation, algorithm: Algorithm
+    tx: optax.GradientTransformation, algorithm: Algorithm, where: Where
 ) -> optax.GradientTransformationExtraArgs:
   """Wraps an optimizer to count grown, dropped and ever kept weights.
 
-  Masks are read and counted only at mask updates; for an algorithm without
-  any, no counting is compiled.
+  It also counts the inputs and outputs that keep no weight. Masks are read and
+  counted only at mask updates; for an algorithm without any, no counting is
+  compiled.
 
   Args:
     tx: The optimizer `sparsify(…, algorithm)`; transformations that accumulate
       or skip whole steps, such as `optax.MultiSteps`, wrap the result.
     algorithm: The same algorithm, for the steps of mask updates.
+    where: The same `where`, for the axes of matrices.
 
   Returns:
     An optimizer with the same updates; `mask_statistics` reads its state.
@@ -74,7 +102,8 @@ def track_masks(
     >>> import spdf_jax as spdf
     >>> algorithm = spdf.join([spdf.static(0.75), spdf.static(0.5)], [100])
     >>> tx = spdf.sparsify(optax.adam(0.1), algorithm, key=0)
-    >>> state = track_masks(tx, algorithm).init({'w': jnp.ones((4, 8))})
+    >>> tx = track_masks(tx, algorithm, spdf.where.hidden_matrices)
+    >>> state = tx.init({'w': jnp.ones((4, 8))})
     >>> float(state.exploration)
     0.25
   """
@@ -94,6 +123,7 @@ def track_masks(
         dropped=jnp.zeros([], jnp.float32),
         surviving=kept,
         exploration=kept / _size(mask),
+        units=_count_units(history, params, selection.select(where, params)),
         inner_state=inner_state,
     )
 
@@ -104,7 +134,10 @@ def track_masks(
     now = algorithm.update_at(state.count)
     seen = state[1:-1]
     if now is not False:
-      changed = lambda: _changes(state.history, get_mask(inner_state))
+      axes = selection.select(where, params)
+      changed = lambda: _changes(
+          state.history, get_mask(inner_state), params, axes
+      )
       seen = jax.lax.cond(now, changed, lambda: seen)
     count = optax.safe_increment(state.count)
     return updates, MaskTrackingState._make((count, *seen, inner_state))
@@ -112,8 +145,10 @@ def track_masks(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _changes(history: PyTree, mask: PyTree) -> tuple[Any, ...]:
-  """Returns the new state fields from `history` to `exploration`."""
+def _changes(
+    history: PyTree, mask: PyTree, params: PyTree, axes: list[MatrixAxes | None]
+) -> tuple[Any, ...]:
+  """Returns the new state fields from `history` to `units`."""
   def add(h, m):
     before = h * (_BEFORE // _NOW) & _BEFORE
     return before | h & _EVER | m.astype(jnp.uint8) * (_NOW | _EVER)
@@ -130,7 +165,33 @@ def _changes(history: PyTree, mask: PyTree) -> tuple[Any, ...]:
       count(_NOW | _BEFORE, _BEFORE),
       count(_NOW | _BEFORE, _NOW | _BEFORE),
       count(_EVER, _EVER) / _size(mask),
+      _count_units(history, params, axes),
   )
+
+
+def _count_units(
+    history: PyTree, params: PyTree, axes: list[MatrixAxes | None]
+) -> UnitTotals:
+  """Adds up the counts of inputs and outputs of all layers."""
+  sums = [jnp.zeros([], jnp.float32)] * len(UnitTotals._fields)
+  for leaf, a in zip(trees.matching_leaves(history, params), axes):
+    if leaf is None or a is None or not a.reduction:
+      continue  # A vector has no units.
+    counts = statistics.count_units(leaf & _NOW != 0, a)
+    inputs, outputs = (
+        math.prod(leaf.shape[axis] for axis in selection.as_tuple(x))
+        for x in (a.reduction, a.output)
+    )
+    layers = leaf.size // max(inputs * outputs, 1)
+    of_leaf = (
+        jnp.sum(counts.without_inputs) + jnp.sum(counts.without_outputs),
+        layers * (inputs + outputs),
+        jnp.sum(counts.row_variation),
+        jnp.sum(counts.column_variation),
+        layers,
+    )
+    sums = [total + jnp.float32(x) for total, x in zip(sums, of_leaf)]
+  return UnitTotals(*sums)
 
 
 def _count(mask: PyTree) -> jax.Array:
@@ -161,6 +222,10 @@ def mask_statistics(opt_state: PyTree) -> dict[str, jax.Array]:
     before or after this update. Before the first update nothing has grown or
     dropped, and all kept weights survive. `'exploration'` is the fraction of
     the weights of sparsified leaves that were ever kept, ITOP's :math:`R_s`.
+    `'cut_off'` is the fraction of the inputs and outputs of layers that keep no
+    weight; `'row_variation'` and `'column_variation'` are the variances of the
+    number of kept weights per input and per output, divided by those of random
+    masks that keep as many, on average over layers.
 
   Raises:
     ValueError: there is no `sparsify(…, track=True)` in `opt_state`.
@@ -173,10 +238,11 @@ def mask_statistics(opt_state: PyTree) -> dict[str, jax.Array]:
     >>> tx = spdf.sparsify(
     ...     optax.adam(0.1), spdf.static(0.75), key=0, track=True)
     >>> state = tx.init({'w': jnp.ones((4, 8))})
-    >>> {name: float(x) for name, x in mask_statistics(state).items()}
+    >>> {k: round(float(x), 2) for k, x in mask_statistics(state).items()}
     ... # doctest: +NORMALIZE_WHITESPACE
     {'grown': 0.0, 'dropped': 0.0, 'surviving': 8.0, 'overlap': 1.0,
-     'exploration': 0.25}
+     'exploration': 0.25, 'cut_off': 0.33, 'row_variation': 0.43,
+     'column_variation': 2.21}
   """
   is_state = lambda x: isinstance(x, MaskTrackingState)
   states = [
@@ -194,10 +260,15 @@ def mask_statistics(opt_state: PyTree) -> dict[str, jax.Array]:
   surviving = sum(state.surviving for state in states)
   either = surviving + grown + dropped
   explored = sum(state.exploration * n for state, n in zip(states, sizes))
+  units = jax.tree.map(lambda *x: sum(x), *(state.units for state in states))
+  layers = jnp.maximum(units.layers, 1)
   return {
       'grown': grown,
       'dropped': dropped,
       'surviving': surviving,
       'overlap': jnp.where(either > 0, surviving / jnp.maximum(either, 1), 1.0),
       'exploration': explored / sum(sizes),
+      'cut_off': units.cut_off / jnp.maximum(units.units, 1),
+      'row_variation': units.row_variation / layers,
+      'column_variation': units.column_variation / layers,
   }

@@ -23,7 +23,7 @@ PyTree = Any
 
 
 class Draft(NamedTuple):
-  """What is known of a run before its data is read.
+  """The parts of a run that are known before its data is read.
 
   Attributes:
     config: The config.

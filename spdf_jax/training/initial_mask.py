@@ -114,7 +114,7 @@ def mask_of_run(source: str, params: PyTree) -> PyTree:
 def init_with(
     plan: Plan, mask: PyTree, *, where: Where
 ) -> Callable[..., PyTree]:
-  """Returns the `init` of a plan that begins with a mask.
+  """Returns the initial-mask function of a plan whose first mask is given.
 
   Args:
     plan: The phases; the mask must have the sparsity and the structure with
@@ -139,7 +139,7 @@ def first_init(
     where: Where,
     are_trained: bool = False,
 ) -> Callable[..., PyTree] | None:
-  """Returns the `init` of a plan for the initial mask of its first phase.
+  """Returns the initial-mask function that the first phase of a plan requests.
 
   Args:
     plan: The phases.

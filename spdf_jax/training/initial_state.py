@@ -13,6 +13,7 @@ import jax
 import optax
 
 from spdf_jax import data
+from spdf_jax import files
 from spdf_jax.training import initial_mask
 from spdf_jax.training.checkpoints import files as checkpoint_files
 from spdf_jax.training.checkpoints import workdir as workdirs
@@ -47,10 +48,11 @@ def find_start(
     workdir: pathlib.Path,
     fingerprints: Mapping[str, str],
 ) -> Start:
-  """Restores or creates the state, the first that exists.
+  """Restores the state of a run, or creates it.
 
-  These are the latest checkpoint of the workdir, the checkpoint of `resume`, a
-  new state from the parameters of `init_from`, and one from initial parameters.
+  The first that exists is used: the latest checkpoint of the workdir, the
+  checkpoint of `resume`, a new state from the parameters of `init_from`, and
+  one from initial parameters.
 
   Args:
     programs: Programs of the run.
@@ -70,9 +72,10 @@ def find_start(
   if state is not None:
     step = int(state.step)
     logger.info('resuming from step %d of this workdir', step)
-    return Start(
-        state, checkpoints.ends_until(step), checkpoints.best_until(step)
-    )
+    with files.reading(workdir, 'restore its checkpoints from a copy.'):
+      ends = checkpoints.ends_until(step)
+      programs.plan.with_ends(ends)  # Raises for the ends of other phases.
+      return Start(state, ends, checkpoints.best_until(step))
   if (workdir / workdirs.CONFIG).exists():
     logger.info(
         'this workdir has no checkpoint yet, so the run begins again; it '

@@ -12,7 +12,8 @@ from spdf_jax.training.configs.settings import DataConfig
 
 logger = logging.getLogger('spdf_jax')
 
-# Losses of tokens deviate by some nats, so that a mean of these by hundredths.
+# Losses of tokens deviate by some nats, so the mean over so many tokens
+# deviates by hundredths.
 _FEW_TOKENS = 10_000
 
 
@@ -89,7 +90,9 @@ def _open_task(
   try:
     if planning and examples and not os.path.exists(config.task_dir):
       return data.PlannedExamples(config.task, examples)
-    return data.load_task(config.task, config.task_dir)
+    return data.load_task(
+        config.task, config.task_dir, cache_dir=config.cache_dir
+    )
   except ValueError as error:
     raise ValueError(
         f'data.task is {config.task!r} and data.task_dir {config.task_dir!r}: '

@@ -8,7 +8,6 @@ import inspect
 from typing import Any, ClassVar
 
 from flax import linen as nn
-from flax import nnx
 import jax
 import jax.numpy as jnp
 
@@ -41,7 +40,7 @@ class OwnSizes:
   hidden_weights: int = 0
 
   features: ClassVar[frozenset[str]] = frozenset()
-  # Matrices are counted over all blocks, and attention is not known.
+  # Matrices are counted over all blocks; the FLOPs of attention are not known.
   n_layers: ClassVar[int] = 1
   n_heads: ClassVar[int] = 0
   attention_width: ClassVar[int] = 0
@@ -200,6 +199,8 @@ def _of_linen(sizes: OwnSizes, make: Callable[..., Any]) -> OwnModel:
 
 
 def _of_nnx(sizes: OwnSizes, make: Callable[..., Any]) -> OwnModel:
+  from flax import nnx  # Its import takes a tenth of the time of --help.
+
   made = lambda key: _pair(make(rngs=nnx.Rngs(key)))
   where: list[Where] = []
 

@@ -251,7 +251,7 @@ class Plan:
 
   @property
   def revive(self) -> optax.Schedule | None:
-    """Deviation of revived weights at a step; `None`: they start at zero."""
+    """Standard deviation of revived weights at a step; `None`: zeros."""
     if not any(phase.revive for phase in self.phases):
       return None
     return optax.join_schedules(
@@ -328,9 +328,10 @@ class Plan:
     return self._steps_where(self.algorithm.dense_grads_at)
 
   def _steps_where(self, answer: Callable[[Any], Any]) -> np.ndarray:
-    # Vectorized, since calls for every step of a long plan take minutes.
+    # Vectorized, since calls for every step of a long plan take minutes, and
+    # compiled as one program instead of one for each operation.
     answers = jax.vmap(lambda count: jnp.asarray(answer(count), bool))
-    return np.flatnonzero(answers(jnp.arange(self.total_steps)))
+    return np.flatnonzero(jax.jit(answers)(np.arange(self.total_steps)))
 
   @property
   def updates_masks(self) -> bool:

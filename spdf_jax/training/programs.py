@@ -142,7 +142,7 @@ class Programs:
 
   @functools.cached_property
   def sparse_steps(self) -> matmul.SparseSteps | None:
-    """How and above which sparsity steps use kernels; `None`: XLA runs all."""
+    """Kernels of sparse steps, and from which sparsity; `None`: XLA only."""
     phases = [p for p in self.plan.phases if not p.is_dense]
     if not phases:
       return None
@@ -155,7 +155,7 @@ class Programs:
             [p.algorithm for p in phases], self.model.config.d_model
         ),
     )
-    # A step that can use kernels is slower than one that cannot, by its branch.
+    # The branch makes a step that can use kernels slower than one that cannot.
     # Schedules are read where phases begin and end.
     if steps is None or not any(
         plans.mean_sparsity(plans.planned_sparsities(
@@ -182,7 +182,7 @@ class Programs:
 
   @functools.cached_property
   def dense_step(self) -> Any:
-    """The same for dense phases, which need no branch to kernels."""
+    """Jitted step of dense phases, without a branch to kernels."""
     return self.step if self._branch is None else self._jit_dense(None)
 
   @functools.cached_property
@@ -203,7 +203,7 @@ class Programs:
 
   @property
   def _branch(self) -> matmul.SparseSteps | None:
-    """Kernels of steps on dense states; `None`: XLA runs all, in no branch."""
+    """Kernels of steps on dense states; `None`: XLA only, without a branch."""
     # With compact storage kernels run in `compact_step`; the branch between
     # them and dense products would slow the other steps down.
     return None if self.storage == 'compact' else self.sparse_steps

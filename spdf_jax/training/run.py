@@ -265,7 +265,8 @@ class Run:
     """Largest number of checkpoints in the workdir at one time."""
     phases = self.plan.phases
     best = sum(phase.early_stop is not None for phase in phases)
-    # One more, since a new one is written before an old one is deleted.
+    # One checkpoint more, since a new one is written before an old one is
+    # deleted.
     return self.config.checkpoints.keep + len(phases) + best + 1
 
   @property
@@ -297,7 +298,7 @@ class Run:
 
   @functools.cached_property
   def _teacher_fingerprint(self) -> dict[str, str]:
-    # Read once, since a run goes on when its teacher is deleted meanwhile.
+    # Read once, so that a run continues if its teacher is deleted meanwhile.
     source = self.config.loss.teacher
     if source is None:
       return {}

@@ -42,7 +42,9 @@ def differentiated(lowering, x, w, mask, grad_mask):
     (0.0, 1), (0.1, 1), (0.75, 1), (0.75, 32), (1.0, 1),
 ])
 @pytest.mark.parametrize('stack', [(), (2,)])
-def test_it_is_the_reference_at_every_sparsity(sparsity, side, stack):
+def test_auto_computes_what_the_reference_does_at_every_sparsity(
+    sparsity, side, stack
+):
   x, w, mask = operands(sparsity, side, stack=stack)
   w = jnp.where(mask, w, jnp.nan)
   for grad_mask in (mask, jnp.ones_like(mask)):

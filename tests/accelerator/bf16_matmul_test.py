@@ -100,7 +100,7 @@ def test_batched_products_equal_a_loop_also_in_gradients(
         )
 
 
-def test_a_tangent_of_the_gradient_is_that_of_the_plain_product():
+def test_the_tangent_of_a_gradient_equals_that_of_the_plain_product():
   x, y, dx = normal((4, 6)), normal((6, 3), 1), normal((4, 6), 2)
   def tangent(product):
     loss = lambda x: jnp.tanh(product(x, y).astype(jnp.float32)).sum()
@@ -145,7 +145,9 @@ def test_all_products_of_a_bfloat16_model_on_a_cpu_are_rounded(
 
 
 @pytest.mark.parametrize('name, leading', [('gpt', (2,)), ('tied llama', ())])
-def test_a_tied_head_reads_out_any_number_of_axes(name, leading, has_bfloat16):
+def test_a_tied_head_takes_inputs_with_any_number_of_axes(
+    name, leading, has_bfloat16
+):
   _, model, *_ = products('bfloat16', name)
   tokens = jnp.arange(16).reshape(2, 8)
   params = model.init(jax.random.key(0), tokens)
@@ -158,14 +160,14 @@ def test_a_tied_head_reads_out_any_number_of_axes(name, leading, has_bfloat16):
   )
 
 
-def test_with_several_devices_products_are_those_of_jax(
+def test_with_several_devices_products_are_left_to_jax(
     monkeypatch, has_bfloat16
 ):
   monkeypatch.setattr(jax, 'device_count', lambda: 8)
   assert 'bf16_einsum[' not in products('bfloat16')[0]
 
 
-def test_without_instructions_for_bfloat16_products_are_those_of_jax(
+def test_without_bfloat16_instructions_products_are_left_to_jax(
     monkeypatch
 ):
   monkeypatch.setattr(bf16_matmul, 'multiplies_bfloat16', lambda: False)

@@ -220,7 +220,9 @@ def test_attention_is_by_cudnn_in_16_bits_on_cuda_only(
         'evaluation', 'generating'
     ))
 ])
-def test_products_are_those_of_a_program_traced_on_a_gpu(name, monkeypatch):
+def test_lowering_for_cuda_gives_the_products_of_a_trace_on_a_gpu(
+    name, monkeypatch
+):
   monkeypatch.setattr(bf16_matmul, 'multiplies_bfloat16', lambda: True)
 
   def products():

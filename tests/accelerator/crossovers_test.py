@@ -90,7 +90,7 @@ def test_an_unknown_processor_is_measured_once(
       crossovers.crossover('float32', 64, 4096)
 
 
-def test_a_measurement_is_of_one_kind_of_processor_and_number_of_cores(
+def test_a_measurement_holds_for_one_kind_of_processor_and_number_of_cores(
     on_processor, monkeypatch
 ):
   on_processor('Unheard', 'avx2')
@@ -124,7 +124,7 @@ def test_a_measurement_that_cannot_be_cached_is_used(
 @pytest.mark.parametrize('vendor, wanted', [
     ('GenuineIntel with AMX', 0.2), ('AuthenticAMD', 0.3), ('Unheard', 0.1),
 ])
-def test_by_vectors_blocks_pay_at_least_where_other_zeros_do(
+def test_vector_kernels_use_blocks_at_least_where_they_use_other_masks(
     on_processor, monkeypatch, vendor, wanted
 ):
   on_processor(vendor, 'avx512')

@@ -78,7 +78,7 @@ def check(lowering, seed, *shape, dtype='float32'):
     sparsity=st.sampled_from([0.0, 0.5, 0.75, 0.95, 1.0]),
     dtype=st.sampled_from(listed_matrix.DTYPES),
 )
-def test_native_products_are_numpys(dtype, **case):
+def test_native_products_equal_numpys(dtype, **case):
   check('native', *case.values(), dtype=dtype)
 
 
@@ -91,7 +91,7 @@ def check_edges():
 
 
 @pytest.mark.parametrize('dtype', listed_matrix.DTYPES)
-def test_reference_products_are_numpys(dtype):
+def test_reference_products_equal_numpys(dtype):
   for seed, edge in enumerate(EDGES[1:4]):
     check('reference', seed, *edge, dtype=dtype)
 
@@ -120,7 +120,7 @@ def test_a_token_has_the_same_bits_alone_and_among_others_and_repeated():
 
 
 @needs_kernels
-def test_the_native_product_is_one_call():
+def test_the_native_product_compiles_to_one_call():
   x, w, mask = draw(0, 2, 20, 30, 0.5)
   f = jax.jit(lambda x, w: listed_matmul(x, w, lowering='native'))
   text = f.lower(x, list_matrix(w, mask)).compile().as_text()
@@ -185,7 +185,9 @@ def test_vmap_over_either_operand_is_a_loop(axes):
     (TypeError, lambda w, m: list_matrix(w, m, dtype='float16'),
      'dtype is float16; use'),
 ])
-def test_what_does_not_fit_is_refused(error, call, message):
+def test_operands_that_do_not_fit_a_listed_matrix_are_refused(
+    error, call, message
+):
   w = np.eye(4, 6, dtype=np.float32)
   with pytest.raises(error, match=message):
     call(w, w != 0)

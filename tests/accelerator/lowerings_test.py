@@ -80,7 +80,7 @@ def test_a_primitive_without_the_lowering_uses_its_reference():
 
 
 @pytest.mark.parametrize('name', ['reference', 'doubled'])
-def test_a_name_is_given_once(name):
+def test_a_lowering_cannot_be_registered_twice(name):
   with pytest.raises(ValueError, match=f"'{name}' of sparse_matmul on 'cpu'"):
     register_lowering(name, sparse_matmul_p, doubled, platform='cpu')
 

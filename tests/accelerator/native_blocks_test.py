@@ -145,13 +145,15 @@ def check(draw):
     i if i in (0, 9, 10) else pytest.param(i, marks=pytest.mark.ci)
     for i in range(12)
 ])
-def test_products_of_block_masks_are_numpys_within_derived_bounds(seed, dtype):
+def test_products_of_block_masks_equal_numpys_within_derived_bounds(
+    seed, dtype
+):
   check(Draw(seed, dtype=dtype))
 
 
 @pytest.mark.slow
 @with_dtypes
-def test_products_of_500_block_masks_are_numpys_within_derived_bounds(dtype):
+def test_products_of_500_block_masks_equal_numpys_within_derived_bounds(dtype):
   for seed in range(100, 600):
     check(Draw(seed, dtype=dtype))
     if seed % 50 == 0:
@@ -161,7 +163,7 @@ def test_products_of_500_block_masks_are_numpys_within_derived_bounds(dtype):
 # Gradients of more than 1,024 tokens are summed in parts.
 @pytest.mark.ci
 @with_dtypes
-def test_products_of_many_tokens_are_numpys_within_derived_bounds(dtype):
+def test_products_of_many_tokens_equal_numpys_within_derived_bounds(dtype):
   check(Draw(0, tokens=2500, stack=1, dtype=dtype))
 
 
@@ -182,7 +184,7 @@ def check_large(dtype, *names):
 @pytest.mark.ci
 @with_dtypes
 @pytest.mark.parametrize('name', LARGE)
-def test_results_larger_than_caches_are_numpys_within_derived_bounds(
+def test_results_larger_than_caches_equal_numpys_within_derived_bounds(
     name, dtype
 ):
   check_large(dtype, name)
@@ -210,7 +212,7 @@ def test_sums_have_one_order_whether_packed_or_alone(dtype):
 
 
 @with_dtypes
-def test_an_entry_a_row_or_a_column_off_a_block_is_pruned_alone(dtype):
+def test_a_block_without_one_entry_row_or_column_equals_numpy(dtype):
   draw = Draw(10, tokens=40, stack=6, dtype=dtype)
   draw.grad_mask = draw.mask.copy()
   for i, mask in enumerate([*draw.mask[:3], *draw.grad_mask[3:]]):

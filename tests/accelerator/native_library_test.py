@@ -89,7 +89,7 @@ def test_folders_of_killed_builds_are_removed_after_a_day(built):
   assert new.exists() and not old.exists()
 
 
-def test_a_compiler_that_fails_is_a_reason_in_one_line(use, tmp_path):
+def test_a_failing_compiler_is_reported_in_one_line(use, tmp_path):
   use('echo "in file a" >&2; echo "error: no" >&2; exit 1')
   with pytest.raises(
       library.Unavailable, match=r'^compiler \S+ failed: error: no; .*\.$'
@@ -98,7 +98,7 @@ def test_a_compiler_that_fails_is_a_reason_in_one_line(use, tmp_path):
   assert not list((tmp_path / 'cache').glob('spdf_jax/*/*'))
 
 
-def test_a_cache_that_cannot_be_written_is_a_reason(use, tmp_path):
+def test_a_cache_that_cannot_be_written_is_reported(use, tmp_path):
   use('exit 0')
   (tmp_path / 'cache').write_text('a file in the way')
   with pytest.raises(
@@ -225,7 +225,7 @@ def test_two_processes_that_build_at_once_both_succeed(warm):
 @pytest.mark.process
 @needs_compiler
 @pytest.mark.parametrize('what', ['text', 'another library'])
-def test_a_library_without_the_functions_is_a_reason(
+def test_a_library_without_the_functions_is_reported(
     quick_compiler, what, tmp_path
 ):
   last = 'for a; do made=$a; done; [ $made = --version ] && exit; '
@@ -245,7 +245,7 @@ def test_a_library_without_the_functions_is_a_reason(
 
 
 @pytest.mark.process
-def test_not_wished_for_it_is_not_built(tmp_path):
+def test_the_library_is_not_built_if_the_variable_is_off(tmp_path):
   out, err, code = run(IS_AVAILABLE, tmp_path / 'cache', SPDF_NATIVE=0)
   assert (out, code) == ('False False\n', 0), err
   assert 'native kernels' not in err  # Disabled kernels need no warning.
@@ -253,7 +253,7 @@ def test_not_wished_for_it_is_not_built(tmp_path):
 
 
 @pytest.mark.process
-def test_required_without_a_compiler_it_is_an_error(tmp_path):
+def test_requiring_the_library_without_a_compiler_is_an_error(tmp_path):
   _, err, code = run(
       IS_AVAILABLE, tmp_path, SPDF_NATIVE='require', CXX='/no/cxx'
   )

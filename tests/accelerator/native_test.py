@@ -136,14 +136,14 @@ cases = st.builds(
 
 @few
 @given(cases)
-def test_products_and_derivatives_are_numpys(case):
+def test_products_and_derivatives_equal_numpys(case):
   check(case)
 
 
 @only_bfloat16
 @fewer
 @given(case=cases)
-def test_products_and_derivatives_of_bfloat16_are_numpys(dtype, case):
+def test_products_and_derivatives_of_bfloat16_equal_numpys(dtype, case):
   check(case, dtype)
 
 
@@ -180,7 +180,7 @@ def check_one_rounding(case, dtype):
 @only_bfloat16
 @few
 @given(case=cases)
-def test_sums_of_bfloat16_are_floats_and_rounded_once(dtype, case):
+def test_bfloat16_sums_are_computed_in_float32_and_rounded_once(dtype, case):
   check_one_rounding(in_dtype(case, dtype), dtype)
 
 
@@ -282,7 +282,7 @@ def calls(f, *args):
   )
 
 
-def test_a_gradient_of_packed_weights_is_as_many_calls():
+def test_a_gradient_of_packed_weights_takes_two_calls():
   packed = packing.pack_mask(jnp.asarray(CASE.mask))
   values = CASE.w[CASE.mask]
   f = lambda x, values: (
@@ -293,7 +293,7 @@ def test_a_gradient_of_packed_weights_is_as_many_calls():
   ]
 
 
-def test_a_gradient_is_one_product_and_one_call_for_both():
+def test_both_gradients_take_one_product_and_one_call():
   assert calls(gradient(CASE), *operands(CASE)) == [
       'spdf_sparse_matmul', 'spdf_sparse_matmul_backward'
   ]
@@ -356,7 +356,7 @@ def test_nan_and_infinity_on_the_mask_do_propagate(dtype):
 
 # In bfloat16 three weights are two pairs: the second has a zero.
 @with_dtypes
-def test_an_infinite_token_does_no_harm_off_the_mask_or_in_a_pair(dtype):
+def test_an_infinite_token_affects_only_its_own_outputs_at_kept_weights(dtype):
   x = np.ones((4, 3), np.float32)
   x[1, 2] = np.inf
   mask = np.array([[True, True], [True, True], [True, False]])

@@ -133,7 +133,7 @@ def stored(storage, case):
 
 @few
 @given(shapes, st.sampled_from(list(STORAGES)), st.booleans())
-def test_product_gradient_and_second_derivative_are_numpys(
+def test_product_gradient_and_second_derivative_equal_numpys(
     case, storage, jitted
 ):
   case, multiply = stored(storage, case)
@@ -241,7 +241,7 @@ def test_scan_over_stacked_layers_is_a_loop(storage):
     assert_close(order(scanned), order(looped))
 
 
-def test_derivatives_of_third_order_are_those_of_differences():
+def test_third_derivatives_equal_finite_differences():
   multiply = lambda x, w: jnp.sin(
       sparse_matmul(x, w, CASE.mask, grad_mask=CASE.mask)
   )
@@ -338,7 +338,7 @@ def test_a_nan_in_the_output_gradient_reaches_chosen_weights_only():
   np.testing.assert_array_equal(pullback(dy)[0], [[0, 1], [np.nan, 1]])
 
 
-def test_an_exported_program_gives_the_same_on_all_platforms():
+def test_an_exported_program_has_equal_results_on_all_platforms():
   pytest.importorskip('flatbuffers', reason='export serialises with it')
   everything, args = measured(CASE)
   exported = export.export(

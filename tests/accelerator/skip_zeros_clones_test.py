@@ -126,7 +126,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_a_model_of_others_trains_as_its_masked_dense_products(
+def test_models_of_other_libraries_train_as_with_masked_dense_products(
     name, import_from
 ):
   params, logits, where = MODELS[name](import_from)

@@ -378,13 +378,13 @@ def test_the_mask_is_data_and_recompiles_nothing():
   assert len(traced) == 1
 
 
-def test_without_a_mask_it_is_the_function():
+def test_without_a_mask_skip_zeros_returns_what_the_function_does():
   params, _, x = simple()
   jaxpr = jax.make_jaxpr(skip_zeros(simple_loss))(params, x)
   assert str(jaxpr) == str(jax.make_jaxpr(simple_loss)(params, x))
 
 
-def test_it_may_be_applied_twice_and_inside_itself():
+def test_skip_zeros_may_be_applied_twice_and_inside_itself():
   params, mask, x = simple()
   twice = skip_zeros(skip_zeros(simple_loss))
   inner = lambda params, x: skip_zeros(simple_loss)(params, x, mask=mask)
@@ -501,7 +501,7 @@ def test_a_product_into_a_wider_dtype_is_not_rounded():
   )
 
 
-def test_dense_bfloat16_products_take_the_fast_way_by_an_argument(monkeypatch):
+def test_an_argument_selects_the_fast_dense_bfloat16_products(monkeypatch):
   monkeypatch.setattr(bf16_matmul, 'multiplies_bfloat16', lambda: True)
   params, mask, x = simple()
   params, x = jax.tree.map(lambda w: w.astype('bfloat16'), (params, x))
@@ -645,7 +645,7 @@ def test_the_table_has_a_row_for_every_use():
     (dict(lowering='fast'), "'fast'"),
     (dict(mask=None, grad_mask={}), 'grad_mask is given without mask'),
 ])
-def test_bad_input_is_named(change, message):
+def test_errors_of_skip_zeros_name_the_argument(change, message):
   params, mask, x = simple()
   options = {k: change[k] for k in ('argnums', 'lowering') if k in change}
   masks = {'mask': change.get('mask', mask),

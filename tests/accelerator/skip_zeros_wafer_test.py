@@ -83,7 +83,7 @@ def test_a_step_of_another_gpt_costs_what_ours_costs(name, ours):
   assert theirs.cycles == pytest.approx(ours.cycles, rel=3e-3)
 
 
-def test_so_do_scanned_layers_that_are_computed_again():
+def test_scanned_and_rematerialized_layers_cost_what_ours_cost():
   theirs = cost_of(*other_gpts.linen(SIZES, is_scanned=True))
   ours = cost_of_ours(scan_layers=True, remat='full')
   assert theirs.skipped_flops == ours.skipped_flops

@@ -46,7 +46,7 @@ def test_the_table_of_the_four_bands_is_reproduced(band):
   np.testing.assert_allclose(speedups, GOLDEN[band], rtol=0.02)
 
 
-def test_the_ideal_band_is_exactly_theory():
+def test_the_ideal_device_has_exactly_the_theoretical_speed_up():
   device = create_device('cs2', 'ideal')
   dense = layer_cycles(device, 0.0)
   for n in range(1, 11):
@@ -57,7 +57,7 @@ def test_the_ideal_band_is_exactly_theory():
 @pytest.mark.parametrize(
     'columns, window, expected', [(768, 64, 1.309), (768, 4096, 1.037)]
 )
-def test_imbalance_by_the_formula_is_that_of_a_random_mask(
+def test_the_imbalance_formula_fits_random_masks(
     columns, window, expected
 ):
   mask = np.random.default_rng(0).random((12288, 4096)) < 0.1
@@ -113,7 +113,7 @@ def test_a_crowded_mask_costs_more_than_a_balanced_one():
   assert cycles[0] > 3 * cycles[1]
 
 
-def test_derivatives_are_those_of_finite_differences():
+def test_derivatives_of_costs_equal_finite_differences():
   device = create_device('cs2')
 
   def seconds(clock, dispatch):
@@ -128,7 +128,7 @@ def test_derivatives_are_those_of_finite_differences():
   assert float(by_dispatch) == pytest.approx(difference, rel=1e-3)
 
 
-def test_few_tokens_are_bound_by_streaming_and_gain_nothing_at_a_half():
+def test_few_tokens_are_bound_by_streaming_and_gain_nothing_at_50_percent():
   device = create_device('cs2').as_kernel()
   few, many = (
       [cost_of(LAYER._replace(tokens=n, sparsity=s), device) for s in (0, 0.5)]
@@ -159,7 +159,7 @@ def test_every_number_of_a_device_has_unit_grade_and_source(name, band):
 @pytest.mark.parametrize(
     'name, petaflops', [('cs2', 5.78), ('cs3', 12.24)]
 )
-def test_peaks_are_the_printed_ones(name, petaflops):
+def test_peak_rates_equal_the_published_ones(name, petaflops):
   peak = create_device(name).peak_flops
   assert peak / 1e15 == pytest.approx(petaflops, rel=0.005)
 

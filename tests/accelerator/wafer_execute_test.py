@@ -125,7 +125,7 @@ def emulated_gradient(x, dy, mask, grid):
 
 
 @pytest.mark.parametrize('sizes', [(12, 8, 6, 16), (70, 5, 9, 50)])
-def test_every_bit_and_hop_is_that_of_a_core_by_core_emulation(sizes):
+def test_every_bit_and_hop_equals_a_core_by_core_emulation(sizes):
   tokens, inputs, outputs, cores = sizes
   device = dataclasses.replace(CORNER, cores=cores)
   rng = np.random.default_rng(0)

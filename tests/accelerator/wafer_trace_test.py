@@ -66,7 +66,7 @@ def product_flops(report):
   return sum(row.cost.flops for row in products(report))
 
 
-def test_a_scanned_model_is_as_many_layers():
+def test_a_scanned_model_costs_as_many_layers():
   one = simulate(layer, DEVICE)(X, W)
   ten = simulate(scanned, DEVICE)(X, WS)
   assert ten.cycles == pytest.approx(LAYERS * one.cycles, rel=1e-12)
@@ -107,7 +107,7 @@ def test_a_known_predicate_takes_its_branch():
   assert report.cycles == pytest.approx(one.cycles)
 
 
-def test_of_an_unknown_predicate_the_costliest_branch_counts():
+def test_the_costliest_branch_of_an_unknown_predicate_counts():
   one = simulate(layer, DEVICE)(X, W)
   pred = jax.ShapeDtypeStruct((), bool)
   report = simulate(branching, DEVICE)(pred, X, W)
@@ -350,7 +350,7 @@ def test_a_layer_that_does_not_fit_is_refused_with_its_numbers():
   simulate(jnp.dot, DEVICE, systems=2)(x, w)
 
 
-def test_works_of_different_types_and_equal_numbers_differ():
+def test_work_of_different_types_with_equal_numbers_differs():
   works = ScoreProduct(1e12), Elementwise(1e12)
   both = Program(tuple(Operation('', '', 'forward', w) for w in works))
   cycles = [row.cost.cycles for row in report_on(both, DEVICE).rows]
@@ -517,7 +517,7 @@ def test_gradients_of_strided_convolutions_do_not_count_inserted_zeros():
 
 
 @pytest.mark.parametrize('known', [False, True], ids=['sparsity', 'masks'])
-def test_zeros_of_any_model_cost_what_those_of_ours_do(known):
+def test_zeros_of_any_model_cost_what_those_of_our_models_do(known):
   # The model reads no masks here; its dense products are plain JAX.
   model = create_model(
       'gpt-mini', vocab_size=64, n_layers=2, d_model=64, max_length=16

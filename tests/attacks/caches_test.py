@@ -12,7 +12,7 @@ from spdf_jax.accelerator import processor
 from spdf_jax.files import create_private
 
 
-def test_systems_without_modes_have_caches_too(tmp_path, monkeypatch):
+def test_caches_work_on_systems_without_file_modes(tmp_path, monkeypatch):
   monkeypatch.delattr(os, 'geteuid')
   (tmp_path / 'cache').mkdir()
   (tmp_path / 'cache').chmod(0o777)

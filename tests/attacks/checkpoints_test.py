@@ -133,6 +133,21 @@ def test_a_checkpoint_without_the_digest_of_its_metadata_is_not_used(workdir):
   assert int(tiny_run.make_run().open(workdir).state.step) == 12
 
 
+@pytest.mark.parametrize('item', ['meta', 'data'])
+@pytest.mark.parametrize('value', [3, 'x', [], {'a': 1}])
+def test_metadata_of_others_are_used_or_refused_by_name(workdir, item, value):
+  path = workdir / 'checkpoints' / '14' / item / 'metadata'
+  stored = json.loads(path.read_bytes())
+  for name in sorted(set(stored) - {'sha256'}):
+    path.write_text(json.dumps(seal(stored | {name: value})))
+    try:
+      tiny_run.make_run().open(workdir).close()
+    except ValueError as error:
+      assert str(workdir) in str(error) and '\n' not in str(error), name
+    if not path.exists():  # It was moved aside.
+      shutil.move(workdir / 'damaged_checkpoints/14', workdir / 'checkpoints')
+
+
 def test_sound_checkpoints_are_verified(trained):
   lines = list(verify(str(trained[0])))
   assert [line.split(':')[0] for line in lines] == [

@@ -4,7 +4,9 @@ import logging
 
 import pytest
 
+from spdf_jax import training
 from spdf_jax.training.loop.writers import AllWriters
+from tests.tiny_run import make_run
 
 
 class Recorder:
@@ -55,3 +57,19 @@ def test_errors_of_the_metrics_file_are_raised():
     writer.write_scalars(1, {})
     writer.flush()
     writer.close()
+
+
+def test_a_dashboard_that_cannot_be_opened_does_not_end_training(
+    tmp_path, caplog
+):
+  def fails(workdir, config, step):
+    raise ConnectionError('no network')
+
+  made = []
+  opens = lambda workdir, config, step: made.append(Recorder()) or made[0]
+  state = training.train(
+      make_run().open(tmp_path), writers=[fails, opens]
+  )
+  assert state.step == 14 and 'step 14' in made[0].calls
+  message, = (text for text in caplog.messages if 'no network' in text)
+  assert 'fails failed (ConnectionError: no network)' in message

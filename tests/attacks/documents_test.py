@@ -48,13 +48,5 @@ def test_broken_tasks_are_refused_with_the_name_of_the_file(
     tmp_path, task, name, text
 ):
   (tmp_path / name).write_text(text)
-  with pytest.raises(ValueError, match=rf'{name} is not'):
+  with pytest.raises(ValueError, match=rf'{name}.* cannot be read'):
     data.load_task(task, tmp_path)
-
-
-def test_entities_are_refused_in_every_encoding_of_xml(tmp_path):
-  text = '<!DOCTYPE a [<!ENTITY b "c">]><entries>&b;</entries>'
-  for encoding in ('utf-8', 'utf-16', 'utf-16-be'):
-    (tmp_path / 'test.xml').write_bytes(text.encode(encoding))
-    with pytest.raises(ValueError, match='test.xml defines entities'):
-      data.load_task('webnlg', tmp_path)

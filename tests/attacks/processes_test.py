@@ -159,7 +159,7 @@ def files_in(folder):
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
-def test_six_kills_of_a_run(algorithm, tmp_path):
+def test_a_run_killed_six_times_ends_the_same(algorithm, tmp_path):
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'
   finish(start_training(whole, algorithm))
   for moment in (
@@ -171,7 +171,7 @@ def test_six_kills_of_a_run(algorithm, tmp_path):
   assert_same_runs(whole, killed)
 
 
-def test_six_kills_of_a_preparation(text, tmp_path):
+def test_a_preparation_killed_six_times_ends_the_same(text, tmp_path):
   whole, killed = tmp_path / 'a' / 'x', tmp_path / 'b' / 'x'
   finish(start_preparation(text, whole))
   size = (whole / 'train.bin').stat().st_size
@@ -187,7 +187,7 @@ def test_six_kills_of_a_preparation(text, tmp_path):
   assert files_in(whole) == files_in(killed)
 
 
-def test_six_kills_of_a_sweep(tmp_path):
+def test_a_sweep_killed_six_times_ends_the_same(tmp_path):
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'
   finish(start_sweep(whole))
   for moment in (

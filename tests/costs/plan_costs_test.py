@@ -158,7 +158,7 @@ def test_between_updates_the_sparsity_of_the_last_one_holds():
   assert [s.steps for s in spans_of(plan)[0]] == [16, 16, 8]
 
 
-def test_layers_of_a_model_wide_sparsity_all_have_it():
+def test_all_layers_count_with_the_sparsity_of_the_whole_model():
   plan = make_plan([dict(
       name='static', sparsity=0.5, distribution='model_wide',
   )])
@@ -173,7 +173,7 @@ def test_layers_of_a_model_wide_sparsity_all_have_it():
     assert [layer.sparsity for layer in layers.values()] == [sparsity] * 3
 
 
-def test_ranges_are_the_steps_they_were_written_from():
+def test_ranges_list_exactly_the_steps_they_were_written_from():
   rng = np.random.default_rng(0)
   for _ in range(50):
     steps = np.unique(rng.integers(0, 60, size=rng.integers(0, 30)))

@@ -131,7 +131,7 @@ def test_a_new_epoch_at_an_epochs_end_leaves_nothing_out(counting):
   assert rows(plain, range(4)) == rows(again, range(4))
 
 
-def test_a_batch_depends_on_nothing_but_its_step(counting):
+def test_a_batch_depends_on_its_step_only(counting):
   shares = [(3, 8, 4), (2, 4, 5), (4, 8, 3)]
   source = counting(300)
   batch_at = plan(source, shares, seed=3)
@@ -154,7 +154,7 @@ def test_another_seed_or_source_name_gives_another_order(counting):
   assert first != rows(renamed, [0])
 
 
-def test_phases_of_two_sources_do_not_disturb_each_other(counting):
+def test_phases_of_one_source_do_not_change_batches_of_another(counting):
   text = counting(161)
   task = encode_pairs(PAIRS, ByteTokenizer(), max_length=32)
   mixed = schedule_batches(
@@ -174,7 +174,7 @@ def test_a_plan_of_more_epochs_than_allowed_is_refused(counting):
   with pytest.raises(
       ValueError,
       match="needs 2 epochs of source 'text' .44 tokens, and it holds 40.,"
-            ' but max_epochs allows 1; set it to 2',
+            ' but max_epochs allows 1; set max_epochs.text to 2 or',
   ):
     plan(source, [(5, 4, 2), (1, 4, 1)])
   plan(source, [(5, 4, 2), (1, 4, 1)], epochs=2)
@@ -305,7 +305,7 @@ def test_every_order_of_four_things_comes_about_equally_often():
   assert all(120 < count < 290 for count in orders.values())
 
 
-def test_permutations_are_what_they_were():
+def test_permutations_equal_recorded_ones():
   # Golden: a change here changes the data of every run; it must also hold
   # on every platform and numpy.
   assert permute(np.arange(10), 10, (1, 2, 3)).tolist() == [

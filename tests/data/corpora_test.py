@@ -75,7 +75,9 @@ def test_every_split_holds_its_modules_in_order_and_no_others(corpus):
     assert len(file.tokens) == file.description['bytes'] + len(expected)
 
 
-def test_the_second_time_the_cache_is_used(corpus, cache_dir, monkeypatch):
+def test_a_corpus_is_read_from_the_cache_the_second_time(
+    corpus, cache_dir, monkeypatch
+):
   monkeypatch.setattr(stdlib, 'module_sources', None)
   again = prepare(cache_dir)
   assert again.fingerprint == corpus.fingerprint
@@ -238,7 +240,7 @@ def test_a_file_that_cannot_be_decoded_is_skipped_with_a_warning(
   assert 'a.py' in caplog.text
 
 
-def test_splits_of_modules_are_what_they_were():
+def test_splits_of_modules_equal_recorded_ones():
   # Golden: a change here changes every corpus, and moves modules that were
   # trained on into the test split.
   assert {

@@ -221,7 +221,7 @@ def llama(tmp_path):
   ))
 
 
-def test_our_own_tokenizers_have_no_beginning():
+def test_our_own_tokenizers_add_no_beginning_of_text():
   tokenizer = data.ByteTokenizer()
   assert special_tokens.begun(tokenizer, [97]) == [97]
   assert special_tokens.special_of(tokenizer).ends == (256,)

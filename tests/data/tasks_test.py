@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from spdf_jax import data
+from spdf_jax.data import stdlib
 from spdf_jax.data import tasks
 from spdf_jax.data.stdlib import module_split
 from spdf_jax.data.tasks import format_sizes
@@ -170,7 +172,7 @@ def test_curation_drops_empty_sides_and_is_split_always_the_same(tmp_path):
   assert data.load_task('curation', tmp_path) == task
 
 
-def test_json_lines_of_ones_own(tmp_path):
+def test_own_json_lines_are_read_as_pairs(tmp_path):
   write(tmp_path, {
       'train.jsonl': '{"context": "c", "target": "t"}\n\n',
       'test.jsonl': '{"context": "c", "references": ["t", "u"], "part": "p"}',
@@ -212,22 +214,25 @@ def test_every_slot_and_value_is_in_the_context(slots):
     ('e2e', {'devset.csv': 'mr,text\n'}, "devset.csv has no column 'ref'"),
     ('e2e', {'devset.csv': 'mr,ref\nA,b'}, "'A' has no slot"),
     ('e2e', {'testset.csv': 'MR\nname[A]'}, 'no references; use testset_w'),
-    ('webnlg', {'test.xml': '<entries>'}, 'test.xml is not XML'),
-    ('webnlg', {'test.xml': '<!DOCTYPE a [<!ENTITY b "c">]><a/>'}, 'entities'),
-    ('webnlg', {'test.json': '[1]'}, 'has no list of entries'),
-    ('webnlg', {'test.json': '{"entries": ['}, 'test.json is not JSON'),
+    ('webnlg', {'test.xml': '<entries>'}, 'test.xml cannot be read'),
+    ('webnlg', {'test.json': '[1]'}, 'test.json cannot be read .TypeError'),
+    ('webnlg', {'test.json': '{"entries": ['},
+     'test.json cannot be read .JSON'),
     ('webnlg', {'test.jsonl': '{"category": "Food"}'}, "line 1 .*'triples'"),
     ('webnlg', {'test.xml': xml_entry('Food', 'bad')},
      'none of the 1 inputs of the test split .* has a reference'),
-    ('dart', {'test.json': '{}'}, 'is not a JSON list'),
-    ('dart', {'test.json': '[{"tripleset": [["a", "b"]]}]'}, 'entry 0 of'),
+    ('dart', {'test.json': '{}'}, 'none of the 0 inputs|holds no input'),
+    ('dart', {'test.json': '[{"tripleset": [["a", "b"]]}]'},
+     'test.json entry 0 cannot be read'),
     ('dart', {'dev.json': '[{"tripleset": [], "annotations": [{"text": 1}]}]'},
-     'entry 0 of .*dev.json is not a set of triples with texts'),
+     'dev.json entry 0 cannot be read .TypeError'),
     ('dart_smoke', {'test.json': '[]'}, 'which dart_smoke trains on'),
     ('curation', {'a.csv': ''}, 'none of the files curation-corpus-base'),
     ('jsonl', {'train.jsonl': '{"context": "a", "target": "\\ud800"}'},
-     'line 1 of'),
-    ('jsonl', {'train.jsonl': '[]'}, 'line 1 of .* is not a JSON object'),
+     'train.jsonl line 1 cannot be read .Unicode'),
+    ('jsonl', {'train.jsonl': '[]'}, 'line 1 cannot be read'),
+    ('jsonl', {'train.jsonl': '{"context": "a", "references": "b"}'},
+     'line 1 cannot be read .TypeError'),
     ('jsonl', {'train.jsonl': '\n'}, 'holds no input'),
 ])
 def test_bad_files_are_refused_in_one_sentence(tmp_path, name, files, message):
@@ -239,7 +244,7 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path, name, files, message):
 
 def test_broken_utf8_is_named(tmp_path):
   (tmp_path / 'train.txt').write_bytes(b'a||b\xff')
-  with pytest.raises(ValueError, match='train.txt is not UTF-8 at byte 4'):
+  with pytest.raises(ValueError, match='train.txt cannot be read .*position 4'):
     data.load_task('e2e', tmp_path)
 
 
@@ -335,6 +340,54 @@ def f(a, b): "Other."
   assert tasks.docstring_pairs('mod', source) == [
       tasks.Pair('mod f(a)', 'First.'), tasks.Pair('mod f(a, b)', 'Other.')
   ]
+
+
+def read_docstrings(cache_dir, monkeypatch, sources):
+  """Reads the task as another process would, of a library of `sources`."""
+  tasks.docstrings.python_docstrings.cache_clear()
+  monkeypatch.setattr(stdlib, 'module_sources', sources)
+  task = tasks.load_task('python-docstrings', cache_dir=cache_dir)
+  tasks.docstrings.python_docstrings.cache_clear()
+  return task
+
+
+def test_the_library_is_parsed_once_for_all_processes(tmp_path, monkeypatch):
+  library = [('bisect', 'def f(ä): "Wörds."'), ('asyncio.sslproto', '')]
+  written = read_docstrings(tmp_path / 'new', monkeypatch, lambda: library)
+  assert written.train == (tasks.Pair('bisect f(ä)', 'Wörds.'),)
+  read = read_docstrings(tmp_path / 'new', monkeypatch, None)
+  assert read == written and read.fingerprint == written.fingerprint
+  (path,) = (tmp_path / 'new').iterdir()
+  version = stdlib.python_identity()['python']
+  other = dict(stdlib.python_identity(), python='3.0.0')
+  path.with_name(path.name.replace(version, '3.0.0')).write_text(
+      path.read_text()
+  )
+  monkeypatch.setattr(stdlib, 'python_identity', lambda: other)
+  assert not read_docstrings(tmp_path / 'new', monkeypatch, lambda: []).train
+  assert len(os.listdir(tmp_path / 'new')) == 2
+
+
+def test_a_damaged_file_of_docstrings_is_replaced(
+    tmp_path, monkeypatch, caplog
+):
+  library = [('bisect', 'def f(): "Finds."')]
+  written = read_docstrings(tmp_path, monkeypatch, lambda: library)
+  (path,) = tmp_path.iterdir()
+  text = path.read_text()
+  path.write_text(text.replace('Finds', 'Feels'))
+  assert read_docstrings(tmp_path, monkeypatch, lambda: library) == written
+  assert 'is damaged' in caplog.text
+  assert path.read_text() == text
+
+
+def test_docstrings_are_read_without_a_folder_to_write(
+    tmp_path, monkeypatch, caplog
+):
+  (tmp_path / 'file').touch()
+  library = [('bisect', 'def f(): "Finds."')]
+  assert read_docstrings(tmp_path / 'file', monkeypatch, lambda: library).train
+  assert 'parsed again' in caplog.text
 
 
 def test_an_unknown_task_is_refused_with_the_nearest_name():

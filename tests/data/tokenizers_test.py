@@ -287,9 +287,9 @@ def test_tokenizers_that_cannot_be_made_are_refused(make, message):
 
 
 @pytest.mark.parametrize('content, message', [
-    (b'', 'is not a tokenizer file'),
-    (b'\xff\xfe', 'is not a tokenizer file'),
-    (b'{"model": 1}', 'is not a tokenizer file'),
+    (b'', 'cannot be read'),
+    (b'\xff\xfe', 'cannot be read'),
+    (b'{"model": 1}', 'cannot be read'),
     (b'{"kind": "byte"}', "'byte' is unknown.*'bytes'"),
     (b'{"kind": "bpe", "vocab": {"a": 0}, "merges": []}', 'no token'),
     (b'{"kind": "bpe", "vocab": {"<|endoftext|>": 1}, "merges": []}',

@@ -114,7 +114,9 @@ def test_the_search_equals_plain_loops(search, ends):
 @pytest.mark.parametrize(
     'length_penalty', ci_except([0.7], [0.0, 0.7, 1.5])
 )
-def test_with_room_for_all_the_best_of_all_is_found(refill, length_penalty):
+def test_with_as_many_beams_as_continuations_the_best_one_is_found(
+    refill, length_penalty
+):
   room = 3
   search = BeamSearch(V ** room, length_penalty, refill=refill)
   every = [
@@ -139,7 +141,7 @@ def test_with_room_for_all_the_best_of_all_is_found(refill, length_penalty):
     assert text == (best[:-1] if best[-1] == 0 else best)
 
 
-def test_a_lost_place_changes_what_is_found():
+def test_dropping_a_beam_changes_the_result():
   both = [
       [run(make_table(seed), search=BeamSearch(2, 0.8, refill=refill))
        for seed in range(12)]
@@ -149,13 +151,13 @@ def test_a_lost_place_changes_what_is_found():
 
 
 @pytest.mark.ci
-def test_batches_do_not_matter():
+def test_the_result_of_the_search_does_not_depend_on_the_batch():
   table = make_table(5)
   assert run(table, batch_size=1) == run(table, batch_size=2) == run(table)
   assert run(table, ends=np.int64(0)) == run(table, ends=0) == run(table)
 
 
-def test_the_search_stops_where_nothing_can_become_better():
+def test_the_search_stops_when_no_continuation_can_score_higher():
   calls = []
 
   @dataclasses.dataclass(frozen=True)

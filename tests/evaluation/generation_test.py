@@ -207,7 +207,7 @@ def test_a_cache_changes_no_logit(model):
 
 @pytest.mark.ci
 @pytest.mark.parametrize('model', MODELS[3:])
-def test_rows_at_other_positions_share_a_batch(model):
+def test_rows_at_different_positions_share_a_batch(model):
   params = random_params(model)
   run = functools.partial(
       generate_with, CachedModel(model), params, max_new_tokens=6,

@@ -100,7 +100,9 @@ def answers(model, task):
 @pytest.mark.parametrize(
     'task', [measure.task for measure in suites.SUITES['cerebras_gpt']]
 )
-def test_answers_to_the_tasks_agree(both, task):
+def test_answers_to_the_tasks_agree_with_the_harness_on_transformers(
+    both, task
+):
   folder = data_path('lm_eval_tasks/data')
   (want, metrics), (replies, ours) = (
       answers(model, suites.local_tasks(folder)[task]) for model in both

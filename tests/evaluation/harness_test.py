@@ -132,7 +132,9 @@ def direct_accuracy(subject, task, *, per_byte=False):
 
 
 @needs_harness
-def test_the_suite_of_cerebras_gpt_is_a_direct_computation(subject, offline):
+def test_scores_of_the_suite_of_cerebras_gpt_equal_a_direct_computation(
+    subject, offline
+):
   *scores, mean = suites.score_suite(
       subject, 'cerebras_gpt', directory=data_path('lm_eval_tasks/data'),
       limit=LIMIT,
@@ -233,7 +235,7 @@ def test_a_continuation_that_a_token_joins_to_its_context_is_scored(
 
 
 @needs_harness
-def test_generation_stops_where_it_is_told(subject, offline):
+def test_generation_stops_at_the_given_strings(subject, offline):
   model = harness_model(subject)
   contexts = ['The sky', 'x' * 40, 'One more']
   most = 50

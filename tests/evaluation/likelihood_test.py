@@ -179,7 +179,7 @@ PASSAGES = [
 
 
 @pytest.mark.ci
-def test_lambada_by_both_protocols(subject):
+def test_both_protocols_of_lambada_equal_a_direct_computation(subject):
   tokenizer = ByteTokenizer()
   for protocol, target_of in (
       ('lambada_last_word', last_word), ('lambada_megatron', last_token)

@@ -372,29 +372,58 @@ def test_protocol_8_states_its_sizes():
     assert float(share) == pytest.approx(flops[0] / flops[1], abs=5e-4)
 
 
-def test_protocol_8_states_margins_and_power_of_all_claims():
-  seeds = {entry.arm: entry.seeds for entry in entries_of(CONTEXT_64)}
+@pytest.mark.parametrize('scale, number_of_seeds', [
+    (CONTEXT_64, 12), (scales.GROWTH, 7),
+])
+def test_protocols_8_and_9_state_margins_and_power_of_all_claims(
+    scale, number_of_seeds
+):
+  seeds = {entry.arm: entry.seeds for entry in entries_of(scale)}
   table = claim_report.format_power(
-      [CLAIMS[key] for key in CONTEXT_64.claims], seeds
+      [CLAIMS[key] for key in scale.claims], seeds
   )
   computed = {
       cells[0]: cells[1:]
       for line in table.splitlines()[2:] if (cells := line[2:-2].split(' | '))
   }
   stated = []
-  for family, keys, _, *numbers in rows_of(CONTEXT_64, 8)[2:]:
+  for family, keys, _, *numbers in rows_of(scale, 8)[2:]:
     for key in keys.split(', '):
       claim = CLAIMS[key]
       stated.append(key)
       assert claim.family == family, key
-      assert {seeds[arm] for arm in claim.arms} == {12}
+      assert {seeds[arm] for arm in claim.arms} == {number_of_seeds}
       difference, margin, deviation, _, power, needed, _ = computed[key]
       if numbers[0] != 'as above':
         margin_, difference_, *rest = numbers
         assert float(margin_) == float(margin)
         assert float(difference_.replace('−', '-')) == float(difference)
         assert rest == [deviation, power, needed]
-  assert stated == list(CONTEXT_64.claims)
+  assert stated == list(scale.claims)
+
+
+def test_arms_of_growth_differ_in_their_growth_alone():
+  configs = {
+      method: create_config(
+          Job(scales.grown(method, 0.8), {'rate': 1e-2}, 101), scales.GROWTH,
+          'python-stdlib', '',
+      ).to_dict()
+      for method in (*scales.GROWTH_METHODS, 'rigl-skipped')
+  }
+  algorithms = {
+      method: {
+          name: value for name, value in
+          config['phases']['pretrain'].pop('algorithm').items()
+          if value is not None
+      } for method, config in configs.items()
+  }
+  assert all(config == configs['static'] for config in configs.values())
+  rigl, granet = algorithms['rigl'], algorithms['granet']
+  assert algorithms['rigl-balanced'] == rigl | {'grow': 'balanced'}
+  assert algorithms['rigl-skipped'] == rigl | {'skip_gradient_step': True}
+  assert algorithms['granet-balanced'] == granet | {'grow': 'balanced'}
+  assert granet['sparsity']['final'] == rigl['sparsity'] == 0.8
+  assert 'grow' not in rigl and 'skip_gradient_step' not in granet
 
 
 @pytest.mark.parametrize('size', ['', 'w96'])
@@ -427,6 +456,6 @@ def test_gradual_pruning_costs_what_its_smaller_dense_model_costs(tasks):
     module.name for package in (papers, pool)
     for module in pkgutil.iter_modules(package.__path__, f'{package.__name__}.')
 ])
-def test_examples_in_docstrings_are_true(module):
+def test_examples_in_docstrings_of_the_pool_run(module):
   imported = importlib.import_module(module)
   assert not doctest.testmod(imported).failed

@@ -254,6 +254,14 @@ def test_native_suites_compare_every_sparsity_with_dense(monkeypatch):
 
 
 @pytest.mark.process
+def test_the_suite_of_readme_s_loop_measures_dense_over_sparse_steps():
+  rng = np.random.default_rng(0)
+  dense, ratio = skip_zeros.measure_loop(1, rng, sizes=(16,))
+  assert dense.metric == skip_zeros.DENSE and dense.value > 0
+  assert ratio.value > 0 and ratio.target == skip_zeros.LEAST
+
+
+@pytest.mark.process
 @pytest.mark.parametrize('name', [*other_gpts.GPTS, skip_zeros.OURS])
 def test_the_skip_zeros_suite_measures_models_of_others(name, monkeypatch):
   if name == 'Equinox':

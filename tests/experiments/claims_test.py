@@ -61,7 +61,7 @@ def test_one_claim_alone_is_decided_by_its_interval(mean, margin, has_margin):
     st.lists(st.floats(-1, 1), min_size=5, max_size=5), st.floats(0, 0.1)
 )
 @settings(deadline=None)
-def test_nothing_is_claimed_and_refuted_at_once(values, margin):
+def test_no_claim_both_holds_and_fails(values, margin):
   runs = {
       A: {s: {'loss': 0.0} for s in range(5)},
       B: {s: {'loss': x} for s, x in enumerate(values)},
@@ -85,7 +85,7 @@ def test_a_claim_holds_only_with_all_of_its_comparisons():
   assert verdict(runs, *good, claims.better(D, A, 'loss')) == claims.FAILS
 
 
-def test_a_claim_fails_by_one_comparison_only_beyond_their_number():
+def test_one_failed_comparison_refutes_a_claim_only_after_correction():
   # Two-sided, one comparison alone fails at p = 0.03; one of two at 0.06.
   claim = claim_of(claims.better(B, A, 'loss'), claims.better(C, A, 'loss'))
   t = 0.01 / np.sqrt(len(NOISE)) * stats.t(len(NOISE) - 1).ppf(1 - 0.015)
@@ -142,7 +142,7 @@ def test_few_seeds_give_no_verdict_and_unpaired_ones_are_left_out():
   assert finding.reason == '4 of at least 5 seeds; G1 dense'
 
 
-def test_what_has_not_run_has_no_verdict_and_counts_in_its_family():
+def test_a_claim_without_runs_has_no_verdict_and_counts_in_its_family():
   runs = measure(a=0, b=-0.02)
   missing, other = claims.judge([
       claim_of(claims.better(C, A, 'loss'), key='missing'),
@@ -203,12 +203,17 @@ GOOD = {
         '-at-static-75', '-at-static-75_w96', '_small', '_small-w96',
         '_small-gradual',
     )
+} | {
+    f'{method}-{percent}_w96': 0.05
+    for method in ('rigl', 'rigl-skipped', 'granet') for percent in (80, 90)
 }
 """Losses less those of the dense arm, by folder: every claim is true."""
 
 
 @pytest.mark.parametrize('key', CLAIMS)
-def test_a_world_where_a_claim_is_true_and_one_where_it_is_not(key):
+def test_claims_hold_on_data_where_they_are_true_and_fail_where_they_are_false(
+    key
+):
   claim = CLAIMS[key]
   rng = np.random.default_rng(0)
   noise = {arm: 0.002 * rng.standard_normal(5) for arm in claim.arms}
@@ -262,7 +267,7 @@ def test_an_interval_ends_where_its_test_rejects(values):
   assert paired.p_above(values, interval.low) == pytest.approx(0.025, rel=1e-5)
 
 
-def test_one_value_has_no_interval_and_equal_ones_a_point():
+def test_one_value_has_no_interval_and_equal_values_an_interval_of_width_zero():
   mean, deviation, low, high = paired.t_interval([2.0])
   assert mean == 2 and math.isnan(deviation) and (low, high) == (
       -math.inf, math.inf

@@ -244,6 +244,26 @@ def test_another_seed_has_other_weights_masks_and_data():
   assert (first != second).any()
 
 
+def test_a_plan_and_a_launch_open_corpus_and_task_once(tmp_path, monkeypatch):
+  opened = []
+
+  def counted(name):
+    call = getattr(data, name)
+    monkeypatch.setattr(
+        data, name, lambda *args, **kw: opened.append(name) or call(*args, **kw)
+    )
+
+  counted('prepare_corpus')
+  counted('load_task')
+  config = small_config(
+      phases__order=('pretrain',), phases__pretrain__duration='4 steps'
+  )
+  format_plan(Run.create(config, planning=True), 'plan')
+  assert sorted(opened) == ['load_task', 'prepare_corpus']
+  lifecycle.finish(Run.create(config, tmp_path).open())
+  assert sorted(opened[2:]) == ['load_task', 'prepare_corpus']
+
+
 def test_a_task_is_validated_all_over_its_split_by_all_references(
     tmp_path, monkeypatch
 ):
@@ -251,7 +271,7 @@ def test_a_task_is_validated_all_over_its_split_by_all_references(
   texts = lambda i: ('red', 'crimson') if i % 2 else (f'text {i}',)
   inputs = [data.Input(f'input {i}', texts(i)) for i in range(41)]
   task = task_of_inputs('toy', {'train': inputs, 'validation': inputs})
-  monkeypatch.setattr(data, 'load_task', lambda name, directory: task)
+  monkeypatch.setattr(data, 'load_task', lambda *_, **__: task)
   monkeypatch.setattr(evaluation, 'generate', lambda decoder, params, prompts,
                       **settings: [[*b' red'] for _ in prompts])
   read = []

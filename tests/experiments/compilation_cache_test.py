@@ -126,12 +126,12 @@ def test_by_default_the_cache_is_the_environments_or_the_users(
   assert os.path.isdir(directory)
 
 
-def test_no_directory_is_no_cache(settings):
+def test_without_a_directory_there_is_no_cache(settings):
   prepare('')
   assert not jax.config.jax_enable_compilation_cache
 
 
-def test_a_place_that_cannot_be_written_is_named_and_done_without(
+def test_a_cache_that_cannot_be_written_is_logged_and_left_out(
     settings, tmp_path, caplog
 ):
   jax.config.update('jax_compilation_cache_dir', None)

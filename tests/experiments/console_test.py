@@ -2,10 +2,12 @@
 
 import errno
 import os
+import pathlib
 import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 
 from absl import app
 import pytest
@@ -61,7 +63,7 @@ def test_a_terminal_of_ascii_shows_a_text_with_replacements():
     (None, 0, ''), (0, 0, ''), (3, 3, ''), ('a text', 0, 'a text\n'),
     (iter(['a', 'b']), 0, 'a\nb\n'),
 ])
-def test_what_a_call_returns_is_shown_or_the_status(
+def test_a_command_prints_what_its_function_yields_or_exits_with_its_status(
     returned, status, shown, capsys
 ):
   assert console.run(ARGV, lambda: returned) == status
@@ -92,15 +94,52 @@ def test_an_interrupt_of_another_process_keeps_its_status():
   assert console.run(ARGV, fail, error) == 128 + signal.SIGTERM
 
 
-def test_mistakes_in_code_keep_their_tracebacks():
-  with pytest.raises(TypeError):
-    console.run(ARGV, fail, TypeError('a'))
-  # What follows the opening of a run is not about its input.
-  with pytest.raises(ValueError, match='in training'):
-    console.run(ARGV, lambda: lambda: fail(ValueError('in training')))
+@pytest.mark.parametrize('call', [
+    lambda: fail(TypeError('a\n  text')),
+    # What follows the opening of a run is not about its input.
+    lambda: lambda: fail(ValueError('a\n  text')),
+])
+def test_mistakes_in_code_keep_their_tracebacks_in_a_file(
+    call, caplog, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+  assert console.run(ARGV, call) == 1
+  path, = tmp_path.iterdir()
+  (record,) = caplog.records
+  assert record.exc_info is None and record.message.endswith(
+      f'Error: a text; its traceback is in {path}.'
+  )
+  lines = path.read_text()
+  assert lines.startswith('Traceback') and 'in fail' in lines
 
 
-def test_the_function_that_a_call_returned_does_the_rest(capsys):
+def test_a_traceback_that_no_disk_takes_is_printed(
+    monkeypatch, tmp_path, capsys, caplog
+):
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'missing'))
+  assert console.run(ARGV, fail, TypeError('a')) == 1
+  assert 'Traceback' in capsys.readouterr().err
+  assert caplog.messages[-1].endswith('its traceback is above.')
+
+
+@pytest.mark.process
+def test_an_error_outside_of_the_body_ends_a_command_in_one_sentence():
+  script = (
+      'from absl import flags\n'
+      'from experiments.launch import console\n'
+      'console.start(lambda argv: {}["a"], flags.FlagValues())\n'
+  )
+  done = subprocess.run(
+      [sys.executable, '-c', script], cwd=ROOT, capture_output=True,
+      text=True, check=False,
+  )
+  assert done.returncode == 1 and 'Traceback' not in done.stderr
+  line, = done.stderr.splitlines()
+  assert "KeyError: 'a'; its traceback is in " in line
+  pathlib.Path(line.rpartition(' ')[2][:-1]).unlink()
+
+
+def test_a_returned_function_runs_after_the_first_output(capsys):
   assert console.run(ARGV, lambda: lambda: 'rest') == 0
   assert capsys.readouterr().out == 'rest\n'
   stopped = training.Interrupted(signal.SIGINT, 3)

@@ -262,7 +262,9 @@ def test_an_export_has_the_tokenizer_of_the_corpus_and_its_end(
   assert not tokenizer_paths(tmp_path / 'hf')
 
 
-def test_zeros_are_the_mask_of_parameters_alone(tmp_path, caplog):
+def test_a_checkpoint_of_parameters_alone_has_the_mask_of_its_zeros(
+    tmp_path, caplog
+):
   params = make_params(TINY)
   params['h_0']['mlp']['wi']['kernel'][3, 3] = 0
   model = {'preset': 'gpt-mini'} | dataclasses.asdict(TINY)

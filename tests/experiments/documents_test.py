@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import tempfile
-import tracemalloc
 
 from hypothesis import given
 from hypothesis import settings
@@ -19,7 +18,6 @@ from experiments.preparation.documents import Skipped
 from experiments.preparation.inputs import list_inputs
 from experiments.preparation.inputs import read_documents
 from spdf_jax.data import train_bpe
-from tests.text_files import make_dataset
 from tests.text_files import make_gz
 from tests.text_files import make_parquet
 from tests.text_files import make_zst
@@ -128,8 +126,8 @@ def test_a_column_of_another_type_is_named_with_it(tmp_path, value, kind):
 
 
 @pytest.mark.parametrize('make, suffix, message', [
-    (make_zst, '.zst', 'in the middle of a Zstandard frame'),
-    (make_gz, '.gz', 'not a valid gzip file .*ended before the end'),
+    (make_zst, '.zst', 'cannot be read .*Truncated compressed stream'),
+    (make_gz, '.gz', 'cannot be read .*ended before the end'),
 ])
 @pytest.mark.parametrize('cut', [0.3, 0.99])
 def test_truncated_files_are_refused(tmp_path, make, suffix, message, cut):
@@ -141,13 +139,13 @@ def test_truncated_files_are_refused(tmp_path, make, suffix, message, cut):
 
 
 @pytest.mark.parametrize('name, library', [
-    ('a.jsonl.gz', 'gzip'), ('a.jsonl.zst', 'zstandard'),
+    ('a.jsonl.gz', 'gzip'), ('a.jsonl.zst', 'pyarrow'),
     ('a.parquet', 'pyarrow'), ('a.arrow', 'datasets'),
 ])
 def test_damaged_files_are_named(tmp_path, name, library):
   pytest.importorskip(library)
   (tmp_path / name).write_bytes(b'nothing of the kind, and long enough')
-  with pytest.raises(ValueError, match=f'{name} is not a valid ') as caught:
+  with pytest.raises(ValueError, match=f'{name} cannot be read ') as caught:
     list(read_documents(tmp_path / name))
   assert '\n' not in str(caught.value)
 
@@ -161,17 +159,6 @@ def test_a_row_of_parquet_in_another_encoding_is_a_fault(tmp_path):
   assert list(read_documents(path)) == [
       Piece('one'), Skipped('broken UTF-8', f'{path} row 1'), Piece('two')
   ]
-
-
-def test_a_dataset_reaches_for_no_file_outside_of_its_folder(tmp_path):
-  folder = tmp_path / 'in'
-  make_dataset(folder)
-  state = folder / 'state.json'
-  state.write_text(state.read_text().replace('data-', '../data-'))
-  name = 'data-00000-of-00001.arrow'
-  (folder / name).rename(tmp_path / name)
-  with pytest.raises(ValueError, match=f'in/{name} is not a valid Arrow'):
-    list(read_documents(folder))
 
 
 def test_a_missing_column_is_named(tmp_path):
@@ -226,118 +213,6 @@ def test_long_documents_of_tokens_are_read_in_pieces(ids, size):
 DEEP = '[' * 200_000
 
 
-def bomb(blocks, window=17):
-  """Builds a Zstandard frame in which 4 bytes become 128 KiB of spaces."""
-  header = bytes([0x28, 0xB5, 0x2F, 0xFD, 0, (window - 10) << 3])
-  block = lambda last: (last | 1 << 1 | 1 << 17 << 3).to_bytes(3, 'little')
-  return header + (block(0) + b' ') * (blocks - 1) + block(1) + b' '
-
-
-def peak_of(read):
-  """Returns the result of a call and the largest allocation during it."""
-  tracemalloc.start()
-  try:
-    return read(), tracemalloc.get_traced_memory()[1]
-  finally:
-    tracemalloc.stop()
-
-
-def test_a_zstandard_bomb_needs_little_memory(tmp_path, monkeypatch):
-  pytest.importorskip('zstandard')
-  monkeypatch.setattr(documents, '_LONGEST_LINE', 1 << 20)
-  path = tmp_path / 'a.jsonl.zst'
-  path.write_bytes(bomb(2048))
-  items, peak = peak_of(lambda: list(read_documents(path)))
-  assert items == [Skipped('line too long', f'{path} line 1')]
-  assert peak < 1 << 27
-
-
-def test_a_zstandard_window_of_gigabytes_is_refused(tmp_path):
-  pytest.importorskip('zstandard')
-  path = tmp_path / 'a.jsonl.zst'
-  path.write_bytes(bomb(1, window=31))
-  with pytest.raises(ValueError, match='a.jsonl.zst is not a valid .*memory'):
-    list(read_documents(path))
-
-
-def test_equal_rows_of_parquet_are_held_a_few_at_a_time(tmp_path, monkeypatch):
-  arrow = pytest.importorskip('pyarrow')
-  parquet = pytest.importorskip('pyarrow.parquet')
-  path, text = tmp_path / 'a.parquet', '0' * (1 << 22)
-  entries = arrow.DictionaryArray.from_arrays([0] * 64, [text])
-  table = arrow.table({'text': entries.cast(arrow.string())})
-  parquet.write_table(table, path, compression='zstd', write_statistics=False)
-  del table, entries
-  monkeypatch.setattr(documents, '_LARGEST_BATCH', 1 << 24)
-  monkeypatch.setattr(documents, '_LARGEST_RATIO', 1e9)
-  held = [
-      (item == Piece(text), arrow.total_allocated_bytes())
-      for item in read_documents(path)
-  ]
-  assert len(held) == 64 and all(equal for equal, _ in held)
-  assert max(size for _, size in held) < 1 << 26  # 64 rows are 1 << 28 bytes.
-  monkeypatch.undo()
-  monkeypatch.setattr(documents, '_LONGEST_LINE', 1 << 20)
-  with pytest.raises(ValueError, match="a column 'text' that expands from "):
-    list(read_documents(path))
-
-
-@pytest.mark.parametrize('as_dictionary', [False, True])
-def test_compressed_arrow_is_refused_before_it_is_expanded(
-    tmp_path, as_dictionary
-):
-  pytest.importorskip('datasets')
-  arrow = pytest.importorskip('pyarrow')
-  ipc = arrow.ipc
-  values = arrow.array(['0' * (1 << 20)])
-  values = values.dictionary_encode() if as_dictionary else values
-  table = arrow.table({'text': values})
-  for compression in (None, 'zstd'):
-    path = tmp_path / f'{compression}.arrow'
-    options = ipc.IpcWriteOptions(compression=compression)
-    with ipc.new_stream(path, table.schema, options=options) as writer:
-      writer.write_table(table)
-  assert list(read_documents(tmp_path / 'None.arrow')) == [
-      Piece('0' * (1 << 20))]
-  with pytest.raises(ValueError, match='zstd.arrow is .* are compressed'):
-    list(read_documents(path))
-
-
-@pytest.mark.parametrize('compressed', [False, True])
-def test_lines_that_are_too_long_are_skipped_and_not_held(
-    tmp_path, monkeypatch, compressed
-):
-  monkeypatch.setattr(documents, '_LONGEST_LINE', 1 << 20)
-  lines = [json.dumps({'text': text}).encode() for text in ('one', 'two')]
-  path = tmp_path / 'a.jsonl'
-  path.write_bytes(b'\n'.join([lines[0], b' ' * (1 << 25), lines[1]]))
-  if compressed:
-    zstandard = pytest.importorskip('zstandard')
-    data = zstandard.ZstdCompressor().compress(path.read_bytes())
-    path = tmp_path / 'a.jsonl.zst'
-    path.write_bytes(data)
-  items, peak = peak_of(lambda: list(read_documents(path)))
-  assert items == [
-      Piece('one'), Skipped('line too long', f'{path} line 2'), Piece('two')
-  ]
-  # A piece of compressed data is up to 32 MiB.
-  assert peak < (1 << 27 if compressed else 1 << 23)
-
-
-@pytest.mark.parametrize('excess', [0, 1])
-def test_a_line_of_the_largest_length_is_a_document(
-    tmp_path, monkeypatch, excess
-):
-  monkeypatch.setattr(documents, '_LONGEST_LINE', 100)
-  line = json.dumps({'text': 'x' * (100 - 13 + excess)}) + '\n'
-  path = tmp_path / 'a.jsonl'
-  path.write_text(line + '{"text": "next"}\n')
-  assert len(line) == 100 + excess
-  first, second = read_documents(path)
-  assert isinstance(first, Skipped if excess else Piece)
-  assert second == Piece('next')
-
-
 @pytest.mark.parametrize(
     'line', [DEEP, '{"text":' * 200_000, '{"text": ' + '9' * 5000 + '}']
 )
@@ -349,7 +224,9 @@ def test_json_that_cannot_be_parsed_is_a_faulty_document(tmp_path, line):
 
 
 def test_a_broken_dataset_is_refused_with_its_name(tmp_path):
+  pytest.importorskip('datasets')
+  (tmp_path / 'dataset_info.json').write_text('{}')
   for text in (DEEP, '[]', '{"_data_files": [{"filename": 3}]}'):
     (tmp_path / 'state.json').write_text(text)
-    with pytest.raises(ValueError, match=f'^{tmp_path} is not a dataset'):
+    with pytest.raises(ValueError, match=f'^{tmp_path} cannot be read'):
       list(read_documents(tmp_path))

@@ -99,7 +99,7 @@ def test_cores_are_claimed_once_and_their_number_is_kept(
     ('OutOfMemoryError', OSError,
      '^a run failed on the cluster .OutOfMemoryError: 9 GB are used.; finish'),
 ])
-def test_a_failure_on_the_cluster_is_named_for_what_it_is(
+def test_a_failure_on_the_cluster_keeps_its_type_and_message(
     ray, name, expected, message
 ):
   def fail():

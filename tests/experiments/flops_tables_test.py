@@ -25,7 +25,7 @@ def cells():
   return {name: flops_tables.compare(name) for name in flops_tables.TABLES}
 
 
-def test_every_printed_digit_follows_but_for_the_named_ones(cells):
+def test_every_printed_digit_is_computed_except_those_with_a_note(cells):
   for cell in (cell for table in cells.values() for cell in table):
     follows = cell.verdict == flops_tables.FOLLOWS
     assert follows == (cell.ours == cell.printed) == (not cell.note)
@@ -94,7 +94,7 @@ def test_fine_tuning_is_a_small_share_that_grows_with_sparsity():
   assert max(map(max, shares.values())) == 3.5
 
 
-def test_a_table_is_printed_and_kept(tmp_path):
+def test_a_table_is_printed_and_written(tmp_path):
   output = tmp_path / 'new'
   done = command.run('flops', '--table=variable', f'--output={output}')
   assert done.status == 0, done.log

@@ -288,7 +288,7 @@ def test_a_scale_that_breaks_g4_must_be_a_demonstration(changes, message):
   assert {f.reason for f in world.findings.values()} == {'G4'}
 
 
-def test_what_has_not_run_passes_no_gate():
+def test_arms_without_runs_pass_no_gate():
   entries = entries_of()
   done = {
       name: outcome for name, outcome in finish(entries, outcome_of).items()
@@ -354,7 +354,7 @@ def lines_of(text, start):
     ('d-pre', '**does not hold**'), ('a', '**undecided**'),
     ('e', '**no verdict** (G3 rigl-90)'),
 ])
-def test_the_table_has_every_verdict_and_its_reason(key, verdict):
+def test_the_table_of_claims_has_every_verdict_and_its_reason(key, verdict):
   line, = lines_of(report(mixed_world()), f'| ({key}) ')
   assert line.endswith(f'| {verdict} |')
   finding = mixed_world().findings[key]
@@ -378,7 +378,7 @@ def test_each_family_has_a_table_and_each_comparison_a_line():
       assert part.count(f'| {escape(comparison.text)} |') == 1
 
 
-def test_what_has_not_run_is_called_so_and_null_in_json():
+def test_claims_without_runs_are_null_in_json_and_listed_without_a_verdict():
   entries = entries_of()
   world = look_at(FAIR, entries, {})
   text = report(world)

@@ -12,6 +12,7 @@ from absl import flags
 from ml_collections import config_flags
 import pytest
 
+from experiments import benchmarks
 from experiments.launch.grid import parse_grid
 from experiments.launch.grid import points
 from spdf_jax import training
@@ -19,6 +20,13 @@ from spdf_jax import training
 ROOT = pathlib.Path(__file__).parents[2]
 GUIDES = sorted((ROOT / 'experiments' / 'guides').glob('*.md'))
 NAMES = [path.stem for path in GUIDES]
+RESULTS = sorted((ROOT / 'experiments' / 'results').glob('*/README.md'))
+# Commands of closed studies are those of an earlier commit, which they name.
+PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *GUIDES, *(
+    page for page in RESULTS if 'the code of commit' not in page.read_text()
+)]
+OF_OTHERS = 'pytest', 'build', 'pip', 'venv'
+"""Modules that `python -m` runs and that are not ours."""
 
 
 def scripts(guide):
@@ -29,9 +37,11 @@ def scripts(guide):
     yield match[1] or '', '\n' * text[:match.start(2)].count('\n') + match[2]
 
 
-def commands(guide):
-  """Yields the shell commands of a guide, each as its words."""
-  for block in re.findall(r'```sh\n(.*?)```', guide.read_text(), re.S):
+def commands(page):
+  """Yields the shell commands of a page, each as its words."""
+  text = page.read_text()
+  inline = re.findall(r'(?<!`)`(python -m [^`]+)`(?!`)', text)
+  for block in [*re.findall(r'```sh\n(.*?)```', text, re.S), *inline]:
     for line in block.replace('\\\n', ' ').splitlines():
       words = shlex.split(line, comments=True)
       if words:
@@ -39,17 +49,21 @@ def commands(guide):
 
 
 def examples():
-  """Yields the commands in the docstrings of commands, with their files."""
-  for path in sorted((ROOT / 'experiments').rglob('*.py')):
+  """Yields the commands in the docstrings of modules, with their files."""
+  paths = [
+      path for folder in ('experiments', 'spdf_jax')  # Others test configs.
+      for path in sorted((ROOT / folder).rglob('*.py'))
+  ]
+  for path in paths:
     text = ast.get_docstring(ast.parse(path.read_text())) or ''
     for line in text.replace('\\\n', ' ').splitlines():
-      if line.startswith('  python -m experiments.'):
+      if line.startswith('  python -m '):
         yield path.stem, shlex.split(line, comments=True)
 
 
 COMMANDS = [
-    pytest.param(words, id=f'{guide.stem}-{i}')
-    for guide in GUIDES for i, words in enumerate(commands(guide))
+    pytest.param(words, id=f'{"-".join(page.parts[-2:])}-{i}')
+    for page in PAGES for i, words in enumerate(commands(page))
 ] + [
     pytest.param(words, id=f'docstring-{name}-{i}')
     for i, (name, words) in enumerate(examples())
@@ -92,7 +106,7 @@ def test_a_command_can_be_given(words, clone, monkeypatch):
   if words[:2] != ['python', '-m']:
     return
   module, *arguments = words[2:]
-  assert module == 'pytest' or importlib.util.find_spec(module)
+  assert module in OF_OTHERS or importlib.util.find_spec(module)
   if not module.startswith('experiments.'):
     return
   if '--' in arguments:  # A launcher, and the command that it launches.
@@ -101,7 +115,9 @@ def test_a_command_can_be_given(words, clone, monkeypatch):
     arguments = arguments[:launched - 1]
   known = defined_flags(module)
   for word in arguments:
-    assert re.match(r'--(\w+)', word)[1] in known, word
+    name, _, value = word.removeprefix('--').partition('=')
+    assert word.startswith('--') and name.split('.')[0] in {*known, 'help'}
+    assert name != 'suite' or value in {*benchmarks.SUITES, 'NAME'}, word
   if any(word.startswith(('--config=', '--config.')) for word in arguments):
     check_config(arguments, monkeypatch)
 
@@ -154,3 +170,20 @@ def test_what_a_guide_points_to_is_there(guide):
     assert (ROOT / path).exists(), path
   for name in re.findall(r'`(\w+)\.md`', text):
     assert name in NAMES or name == 'report', name
+
+
+def test_links_between_pages_lead_to_files():
+  tops = 'experiments', 'spdf_jax', 'configs', 'tests'
+  pages = [*ROOT.glob('*.md'), *(
+      page for top in tops for page in (ROOT / top).rglob('*.md')
+  )]
+  broken = []
+  for page in pages:
+    text = re.sub(r'```.*?```', '', page.read_text(), flags=re.S)
+    if page.name.startswith('PROTOCOL'):  # Their bytes are registered.
+      text = re.sub(r'\]\(PROTOCOL[-\d]*\.md\)', '', text)
+    for link in re.findall(r'\]\(([^)#\s]+)', text):
+      if '://' not in link and not (page.parent / link).exists():
+        broken.append(f'{page.relative_to(ROOT)}: {link}')
+  assert len(pages) > 50
+  assert broken == []

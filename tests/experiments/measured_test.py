@@ -45,7 +45,7 @@ TABLES_WITHOUT_RECORD = {
     (MEASURED, 'algorithm'): 'reports of these runs were not kept',
     (MEASURED, 'update of masks over a dense step'):
         'measured before rows of the suite optimizer were committed',
-    (MEASURED, 'the primitive over a masked einsum (75 % zeros)'):
+    (MEASURED, 'shapes'):
         'measured before rows of the suite primitives were committed',
 }
 """Tables that no record has, by page and first heading, and why."""
@@ -66,7 +66,10 @@ def with_interval(source):
 
 
 def percent(text):
-  return '0%' if 'dense' in text else text.replace(' %', '%')
+  """Returns the zeros of a heading or label, `'75%'`, and what follows them."""
+  if 'dense' in text:
+    return '0%'
+  return re.sub(r'ours, | zeros', '', text).replace(' %', '%')
 
 
 # Linear layers, by kernels and zeros.
@@ -177,11 +180,13 @@ def of_readme(row, heading):
   return [source(f'{share}%') for share in re.findall(r'\d+', percents)]
 
 
+def of_layers(row, heading):
+  return [LAYERS[kind_of(row['linear layer'])](percent(heading))]
+
+
 def of_speedups(row, heading):
-  label = row['times faster than dense, at zeros of']
+  label = row['training step']
   zeros = percent(heading)
-  if 'linear layer' in label:
-    return [LAYERS[kind_of(label)](zeros)]
   if 'Intel' in label:
     return [OURS[kind_of(label)](zeros)]
   case = 'quickstart' if 'quickstart' in label else 'd_model 768'
@@ -191,7 +196,7 @@ def of_speedups(row, heading):
 
 def of_milliseconds(row, heading):
   dtype = row['dtype']
-  kind = heading.removeprefix('PyTorch ')
+  kind = heading.removeprefix('PyTorch, ')
   metric = (
       f'PyTorch {dtype} {kind}, wall ms' if kind in ('eager', 'compiled')
       else our_step(dtype, percent(heading))
@@ -200,9 +205,8 @@ def of_milliseconds(row, heading):
 
 
 def of_pytorch(row, heading):
-  label, = (row[key] for key in row if key.startswith("PyTorch's fastest"))
-  kind = kind_of(label)
-  if kind == ('Intel', 'bfloat16') and heading == 'dense':
+  kind = kind_of(row['dtype of both'])
+  if kind == ('Intel', 'bfloat16') and 'dense' in heading:
     return [pytorch_step(AMX, 'bfloat16', 'compiled', '0%')]
   source = PYTORCH[kind](percent(heading))
   return with_interval(source) if kind[0] == 'Zen 4' else [source]
@@ -211,13 +215,13 @@ def of_pytorch(row, heading):
 def of_overhead(row, heading):
   label = next(iter(row.values()))
   gpu = {'H200, GPT-2 Small': 'gpt2-small, cudnn attention, 16 x 1024 tokens',
-         'GPT-3 XL': 'gpt3-xl, cudnn attention, 8 x 2048 tokens'}
+         'H200, GPT-3 XL': 'gpt3-xl, cudnn attention, 8 x 2048 tokens'}
   if heading in gpu:
     return [Source('gpu/gpu.json', gpu[heading], 'static / dense')]
-  case = {'0.74M parameters': 'quickstart', '3.5M': 'd_model 256',
-          '13.3M': 'd_model 512'}[heading]
+  case = {'0.74M': 'quickstart', '3.5M': 'd_model 256',
+          '13.3M': 'd_model 512'}[heading.split()[0]]
   metric = {
-      'whole train step': 'static step / dense, wall',
+      'whole training step': 'static step / dense, wall',
       'optimizer alone (clipping, AdamW)': 'static optimizer / dense, wall',
       'optimizer state copied by the compiled step':
           'static step: copied / optimizer state',
@@ -277,14 +281,23 @@ def of_skip_zeros(row, heading):
   ]
 
 
+def of_loop(row, heading):
+  label = next(iter(row.values()))
+  metric = (
+      label if 'milliseconds' in label
+      else '75% zeros: dense step / skip_zeros, wall'
+  )
+  source = Source('skip_zeros/loop_zen5.json', heading, metric)
+  return [source] if 'milliseconds' in label else with_interval(source)
+
+
 TABLES = {
     (README, 'processor'): of_readme,
-    (MEASURED, 'times faster than dense, at zeros of'): of_speedups,
+    (MEASURED, 'linear layer'): of_layers,
+    (MEASURED, 'training step'): of_speedups,
     (MEASURED, 'width'): of_milliseconds,
-    (MEASURED, "PyTorch's fastest over ours, width 768, 95 % interval"):
-        of_pytorch,
-    (MEASURED, 'static 75 % mask over dense (`--suite=train_step`, `gpu`)'):
-        of_overhead,
+    (MEASURED, 'dtype of both'): of_pytorch,
+    (MEASURED, 'static mask over dense'): of_overhead,
     (PROFILES, 'width'): functools.partial(of_profiles, 'peers/profiles.json'),
     (PROFILES, 'zeros'): functools.partial(of_profiles, PROFILES_INTEL),
     (DECODE, 'width 768, bfloat16 values'):
@@ -293,11 +306,12 @@ TABLES = {
     (SKIP_ZEROS, 'Zen 4, float32'): of_skip_zeros,
     (SKIP_ZEROS, 'Zen 4, bfloat16'): of_skip_zeros,
     (SKIP_ZEROS, 'Zen 5'): of_skip_zeros,
+    (SKIP_ZEROS, "README's loop, Zen 5"): of_loop,
 } | {
     table: functools.partial(of_decoding, 'decode/decode.json')
     for table in (
-        (MEASURED, 'sparsity'), (DECODE, 'width 768'), (DECODE, 'width 2048'),
-        (DECODE, 'bfloat16 values'),
+        (MEASURED, 'one step of generation'), (DECODE, 'width 768'),
+        (DECODE, 'width 2048'), (DECODE, 'bfloat16 values'),
     )
 }
 

@@ -104,7 +104,7 @@ def cells_of(table, folder):
   return {(c.result.row, c.result.column): c for c in filled}
 
 
-def test_a_run_fills_the_cell_of_what_made_it(tmp_path):
+def test_a_run_fills_the_cell_of_its_config(tmp_path):
   start = pretrain(tmp_path / 'runs' / 'small-75')
   values = (66.0, 67.5, 66.9)
   for seed, value in enumerate(values):
@@ -156,7 +156,7 @@ def test_both_readings_of_variable_spdf_are_its_row(tmp_path):
   assert not cell.values and cell.reason.startswith('several configs: ')
 
 
-def test_a_phase_that_was_scored_is_what_came_before_it(tmp_path):
+def test_the_cell_of_a_scored_phase_follows_from_the_phases_before_it(tmp_path):
   run = make_run(
       tmp_path / 'life',
       [('pretrain', 'corpus', 0.75, 0.75, 100),
@@ -270,7 +270,7 @@ def test_published_models_are_printed_and_filled_by_nothing(tmp_path):
   assert text.count('published models\n') == 1
 
 
-def test_what_is_not_the_papers_fills_nothing(tmp_path):
+def test_configs_other_than_the_papers_fill_no_cell(tmp_path):
   start = pretrain(tmp_path / 'start')
   odd = {
       'other sparsity': tune(tmp_path / 'a', pretrain(tmp_path / 'a0', 0.6)),
@@ -292,7 +292,7 @@ def test_what_is_not_the_papers_fills_nothing(tmp_path):
   assert 'GPT-3 XL' not in text
 
 
-def test_an_imported_model_is_of_no_row(tmp_path):
+def test_an_imported_model_fills_no_row(tmp_path):
   (tmp_path / 'gpt2' / 'checkpoints').mkdir(parents=True)
   run = tune(tmp_path / 'tuned', tmp_path / 'gpt2')
   score(run / 's.json', run, 68.0)
@@ -329,7 +329,8 @@ def test_unfinished_and_lost_runs_are_named(tmp_path):
 
 
 def test_the_miniature_table_is_what_its_records_give(tmp_path, monkeypatch):
-  folder = pathlib.Path(__file__).parents[2] / 'experiments/results/spdf'
+  experiments = pathlib.Path(__file__).parents[2] / 'experiments'
+  folder = experiments / 'results' / 'spdf-miniature'
   shutil.unpack_archive(folder / 'records.zip', tmp_path / 'records')
   monkeypatch.chdir(tmp_path)
   runs = ['records/sweeps/', 'records/runs/']
@@ -337,7 +338,7 @@ def test_the_miniature_table_is_what_its_records_give(tmp_path, monkeypatch):
   assert (folder / 'table.md').read_text().rstrip() == text
 
 
-def test_scores_are_found_by_the_place_they_were_made_in(tmp_path, monkeypatch):
+def test_scores_are_matched_by_the_folder_of_their_run(tmp_path, monkeypatch):
   start = pretrain(tmp_path / 'runs' / 'small-75')
   run = tune(tmp_path / 'sweeps' / 'e2e' / 'seed=0', 'runs/small-75')
   for workdir in (start, run):  # Their weights are not needed.

@@ -2,7 +2,9 @@
 
 import concurrent.futures
 import dataclasses
+import hashlib
 import math
+import subprocess
 import sys
 import threading
 import time
@@ -329,7 +331,9 @@ def test_runs_that_start_from_a_run_directly_follow_it():
     st.sampled_from(sorted(ALL))
 ))
 @settings(deadline=None, max_examples=50)
-def test_any_outcomes_and_weights_that_are_left_lead_to_the_same(known, disk):
+def test_any_remaining_outcomes_and_weights_lead_to_the_same_results(
+    known, disk
+):
   order = run_with_weights(
       ENTRIES, {name: ALL[name] for name in known}, known & disk
   )
@@ -355,13 +359,44 @@ def test_seconds_of_interrupted_attempts_count(tmp_path):
 
 
 @pytest.mark.parametrize('name', [
-    name for name in SCALES if (RESULTS / f'claims-{name}').exists()
+    name for name in SCALES
+    if (RESULTS / f'claims-{name}' / 'results.json').exists()
 ])
 def test_committed_runs_can_be_reported_and_continued(name):
   results = json_files.read_json(RESULTS / f'claims-{name}' / 'results.json')
   recorded = results['identity']
   identity = pool_identity.identify(SCALES[name], recorded['data'])
   assert pool_identity.differences(identity, recorded) == []
+
+
+def test_a_protocol_that_is_moved_keeps_its_commit(tmp_path, monkeypatch):
+  monkeypatch.setattr(pool_identity, 'RESULTS', tmp_path)
+  git = lambda *words: subprocess.run(
+      ['git', '-c', 'user.name=a', '-c', 'user.email=b', *words],
+      cwd=tmp_path, check=True, capture_output=True, text=True,
+  ).stdout.strip()
+  git('init')
+  (tmp_path / 'PROTOCOL.md').write_text('Claims hold if they do.\n')
+  git('add', '.')
+  git('commit', '-m', 'Register')
+  registered = git('rev-parse', 'HEAD')
+  (tmp_path / 'claims').mkdir()
+  git('mv', 'PROTOCOL.md', 'claims/PROTOCOL.md')
+  git('commit', '-m', 'Move')
+  assert pool_identity.protocol_commit('claims/PROTOCOL.md') == registered
+
+
+def test_a_folder_of_claims_has_the_protocol_that_judges_it():
+  folders = [path.parent for path in RESULTS.glob('claims-*/results.json')]
+  assert len(folders) > 5
+  for folder in folders:
+    (protocol,) = folder.glob('PROTOCOL*.md')
+    digest = hashlib.sha256(protocol.read_bytes()).hexdigest()
+    results = json_files.read_json(folder / 'results.json')
+    assert results['identity']['protocol'] == digest, folder
+    assert f']({protocol.name})' in (folder / 'README.md').read_text()
+  for scale in SCALES.values():
+    assert (RESULTS / scale.protocol).exists()
 
 
 @pytest.mark.slow

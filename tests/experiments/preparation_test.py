@@ -99,7 +99,7 @@ def test_tokens_outside_of_the_vocabulary_are_refused(tmp_path):
     prepare(path, tmp_path / 'other')
 
 
-def test_processes_change_nothing(lines, tmp_path, monkeypatch):
+def test_the_number_of_processes_changes_no_token(lines, tmp_path, monkeypatch):
   monkeypatch.setattr(preparation, '_BATCH', 100)
   one = prepare(lines, tmp_path / 'a', 'bpe-300')
   two = prepare(lines, tmp_path / 'b' / 'a', 'bpe-300', workers=2)
@@ -141,7 +141,7 @@ def test_a_killed_preparation_continues_and_gives_the_same(
   assert sorted(os.listdir(output)) == sorted(os.listdir(tmp_path / 'a' / 'x'))
 
 
-def test_the_second_time_nothing_is_done_nor_the_output_read(tmp_path):
+def test_a_finished_preparation_does_no_work_the_second_time(tmp_path):
   make_txt(tmp_path)
   first = prepare(tmp_path, tmp_path / 'out')
   reports = []

@@ -70,7 +70,7 @@ def test_the_figure_has_a_panel_for_each_parameterization_and_step():
   ]
   figure = rate_plots.plot_coordinates(many)
   assert [ax.get_title(loc='left') for ax in figure.axes] == [
-      f'{name}, step {step}' for name in ('standard', 'mup')
+      f'{name}, step {step}' for name in ('Standard', 'mup')
       for step in (1, 5, 10)
   ]
   line = figure.axes[0].lines[0]

@@ -26,6 +26,9 @@ CONFIG = f'{ROOT}/configs/quickstart.py'
      "format is 'compact', which transformers cannot read; leave --check"),
     ('evaluate --hf=a --tasks=validation --output=b',
      'give a name that ends in .json'),
+    ('evaluate --workdir=a',
+     'set --tasks to validation, cerebras_gpt, open_llm, python-docstrings, or '
+     'with the path of its files as NAME=PATH lambada, wikitext, curation, '),
     ('flops', 'give --table or --config'),
     ('flops --table=variabel',
      "table 'variabel' is unknown; did you mean 'var"),

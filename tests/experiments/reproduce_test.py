@@ -78,7 +78,7 @@ def wait_for(condition, child):
 
 
 @pytest.mark.slow
-def test_a_smoke_run_that_is_stopped_writes_its_results(tmp_path):
+def test_a_stopped_smoke_run_writes_its_results(tmp_path):
   child = command(tmp_path, '--scale=smoke', '--workers=1')
   wait_for(lambda: len(outcomes(tmp_path)) > 1, child)
   child.send_signal(signal.SIGTERM)

@@ -94,7 +94,7 @@ def page(request, browser, address):
 
 
 @pytest.mark.parametrize('name', PAGES)
-def test_a_page_is_whole(name, page, address):
+def test_a_page_renders_without_errors(name, page, address):
   page.goto(f'{address}/{PAGES[name]}', wait_until='networkidle')
   assert page.locator('article h1').first.is_visible()
   assert page.evaluate(MISSING) == []
@@ -118,7 +118,7 @@ def test_mathematics_is_drawn(page, address):
   assert '\\mathrm' not in page.locator('main').inner_text()
 
 
-def test_search_finds_rigl(page, address):
+def test_the_search_of_the_site_finds_rigl(page, address):
   page.goto(f'{address}/index.html')
   page.keyboard.press('Control+k')
   page.keyboard.type('rigl')

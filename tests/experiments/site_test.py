@@ -212,6 +212,8 @@ def test_a_notebook_takes_the_address_and_gives_it_back(script):
   )
 
 
-def test_the_citation_has_the_version():
+def test_the_citation_has_the_version_and_the_address():
   text = (PACKAGE.parent / 'CITATION.cff').read_text()
   assert f'\nversion: {spdf_jax.__version__}\n' in text
+  address = re.findall(r'^repository-code: "?(\S+?)"?$', text, re.MULTILINE)
+  assert address == [extras.REPOSITORY] * bool(extras.REPOSITORY)

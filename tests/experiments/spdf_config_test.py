@@ -47,7 +47,7 @@ def test_training_needs_the_corpus():
     Run.create(spdf.get_config())
 
 
-def test_what_is_planned_cannot_be_read():
+def test_a_corpus_for_planning_only_cannot_be_read():
   run, _ = plan_of('')
   with pytest.raises(ValueError, match="'./corpora/pile' is only planned"):
     run.programs.batch_at(0)

@@ -94,7 +94,7 @@ def test_documents_of_a_named_file_go_nowhere_else(tmp_path):
   assert len(test) == 1 and texts_of(corpus.train.tokens) == rest - test
 
 
-def test_a_single_file_is_all_there_is_whatever_its_name(tmp_path):
+def test_a_single_file_is_split_whatever_its_name(tmp_path):
   path = tmp_path / 'test.jsonl'
   write(path, [f'Text {i}' for i in range(20)])
   corpus = prepare_files(path, tokenizer='bytes', output=tmp_path / 'out')

@@ -156,7 +156,7 @@ def test_workdirs_and_hugging_face_folders_are_compared(tmp_path):
   assert float(rows[-1]['cosine_distance']) == direct[2, 'wo']
 
 
-def test_pairs_that_cannot_be_are_refused(tmp_path):
+def test_pairs_that_cannot_be_compared_are_refused(tmp_path):
   run = save_run(tmp_path / 'run', GPT, make_params(GPT, 0))
   wider = dataclasses.replace(GPT, d_ff=32)
   other = save_run(tmp_path / 'other', wider, make_params(wider, 0))

@@ -137,7 +137,7 @@ def open_sweep(folder, grid='eval_every=1,2,3,4', index=None, **arguments):
     (f'{RATE}=1e-3', {'test_tasks': ['lambada=no/file']}, 'does not exist'),
     (f'{RATE}=1e-3', {'index': 4}, 'index is 4 and .* 3 runs; give .* 1 to 3'),
 ])
-def test_a_sweep_that_cannot_be_starts_no_run(
+def test_an_impossible_sweep_starts_no_run(
     tmp_path, grid, arguments, message
 ):
   with pytest.raises(ValueError, match=message):
@@ -161,7 +161,7 @@ def test_a_run_that_another_process_trains_is_not_prepared(tmp_path):
       grids.train('no config, which would be refused', tmp_path)
 
 
-def test_test_scores_of_other_tasks_or_settings_are_not_returned(tmp_path):
+def test_scores_of_other_tasks_or_settings_are_not_returned(tmp_path):
   how = dict(tasks=['validation'], settings=dataclasses.asdict(Settings()))
   entry = dict(model='elsewhere/x', scores=[], **how)
   (tmp_path / 'test.json').write_text(json.dumps([entry]))

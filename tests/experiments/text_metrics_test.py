@@ -98,7 +98,7 @@ def test_meteor_without_its_program_is_none_with_a_reason(tmp_path):
   assert 'paraphrase-en.gz' in why_no_meteor(jar)
 
 
-def test_no_java_is_named(tmp_path, monkeypatch):
+def test_a_missing_java_is_named_in_the_error(tmp_path, monkeypatch):
   (tmp_path / 'data').mkdir()
   for name in ('meteor-1.5.jar', 'data/paraphrase-en.gz'):
     (tmp_path / name).touch()
@@ -124,7 +124,7 @@ def test_a_missing_reference_is_of_length_zero_in_multi_bleu():
   assert far < 100
 
 
-def test_nist_by_hand():
+def test_nist_equals_a_computation_by_hand():
   # 3 words once each: log2 3 bits a word; each bigram and trigram is certain
   # given what comes before it.
   assert nist(['a b c'], [['a b c']]) == pytest.approx(math.log2(3))
@@ -251,7 +251,7 @@ def test_shifts_never_cost_more_than_they_save(words, wanted):
     ('x y', '', 2),
     ('c b a', 'a b c', 2),
 ])
-def test_small_texts_by_hand(words, wanted, edits):
+def test_ter_of_small_texts_equals_a_count_by_hand(words, wanted, edits):
   assert translation_edits(words.split(), wanted.split()) == edits
 
 

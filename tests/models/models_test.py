@@ -241,7 +241,7 @@ def test_position_interpolation_slows_long_waves_down():
 @pytest.mark.parametrize('scan_layers, remat, make', [
     (True, 'full', make_gpt), (False, 'dots', make_llama),
 ])
-def test_computing_anew_changes_no_gradient(make, remat, scan_layers):
+def test_rematerialization_changes_no_gradient(make, remat, scan_layers):
   plain = make(scan_layers=scan_layers)
   params, tokens = make_params(plain), make_tokens()
 
@@ -304,7 +304,7 @@ def test_scores_are_divided_by_the_number_of_the_layer():
     np.testing.assert_allclose(actual, want, rtol=1e-5, atol=1e-5)
 
 
-def test_the_computation_has_the_type_that_is_requested():
+def test_the_computation_has_the_requested_dtype():
   model = make_gpt(dtype='bfloat16')
   params = make_params(model)
   logits = logits_of(model, {'params': params}, make_tokens())
@@ -398,7 +398,7 @@ def test_attention_by_cudnn_is_refused_where_it_cannot_run():
     attention.attend(x, x, x, implementation='cudnn')
 
 
-def test_float16_attends_on_a_cpu_by_all_implementations():
+def test_attention_in_float16_runs_on_cpus_by_all_implementations():
   keys = jax.random.split(jax.random.key(0), 3)
   q, k, v = (jax.random.normal(key, (1, 8, 2, 8), jnp.float16) for key in keys)
   mask = jnp.tril(jnp.ones((1, 1, 8, 8), bool))

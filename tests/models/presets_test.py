@@ -58,7 +58,7 @@ def count(params):
   return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params))
 
 
-def test_every_preset_is_counted():
+def test_parameters_of_every_preset_are_counted():
   assert set(models.PRESETS) == set(GPTS) | set(LLAMAS)
 
 

@@ -10,11 +10,11 @@ from spdf_jax.costs.plan_costs import Span
 from spdf_jax.runs import read
 from spdf_jax.runs import style
 from spdf_jax.runs.curves import flops_at
+from spdf_jax.runs.mask_plots import plot_mask
+from spdf_jax.runs.mask_plots import plot_mask_updates
 from spdf_jax.runs.plots import plot_layer_sparsity
 from spdf_jax.runs.plots import plot_loss_over_flops
 from spdf_jax.runs.plots import plot_loss_over_steps
-from spdf_jax.runs.plots import plot_mask
-from spdf_jax.runs.plots import plot_mask_updates
 
 pytestmark = pytest.mark.ci
 
@@ -102,8 +102,8 @@ def test_no_text_touches_another_or_leaves_the_figure(plot, tmp_path):
 def test_loss_over_flops_is_legible_over_any_span(scale, growth):
   figure = plot_loss_over_flops(respend(scale, growth))
   assert_texts_stand_free(figure)
-  (ax,) = figure.axes
-  names = [label.get_text() for label in tick_labels_of(ax.xaxis)]
+  ax, lower = figure.axes
+  names = [label.get_text() for label in tick_labels_of(lower.xaxis)]
   names = [name for name in names if name]
   assert len(names) >= 3
   form = r'\$\\mathdefault\{((1\.5|[234568]) × )?10\^\{\d+\}\}\$'
@@ -129,9 +129,9 @@ def test_a_name_of_a_point_keeps_off_lines_edges_and_other_names():
 
 
 def test_loss_over_flops_shows_pre_training_on_a_logarithmic_axis():
-  ax = plot_loss_over_flops(RUNS).axes[0]
+  ax, lower = plot_loss_over_flops(RUNS).axes
   assert ax.get_xscale() == 'log'
-  assert ax.get_xlabel() == 'Training FLOPs'
+  assert lower.get_xlabel() == 'Training FLOPs'
   assert ax.get_ylabel() == 'Validation loss (nats per token)'
   lines = {line.get_label(): line for line in ax.get_lines()}
   run = RUNS['variable']
@@ -150,6 +150,20 @@ def test_loss_over_flops_shows_pre_training_on_a_logarithmic_axis():
   ring = next(x for x in ax.get_lines() if x.get_markersize() == 9)
   assert ring.get_xdata() == pytest.approx([flops_at(run, 10)])
   assert ring.get_ydata() == pytest.approx([4.6])
+  zeros = lower.get_lines()[list(RUNS).index('variable')]
+  assert zeros.get_drawstyle() == 'steps-post'
+  np.testing.assert_allclose(
+      zeros.get_xdata(), [flops_at(run, step) for step in (5, 10, 20)]
+  )
+  assert zeros.get_ydata().tolist() == [75, 0, 0]
+
+
+def test_the_end_of_a_phase_is_marked_where_the_sparsity_changes():
+  runs = {'dense': make_run([0.0, 0.0, 0.0]), 'ramp': make_run([0.0, 0.5, 0.0])}
+  ax, lower = plot_loss_over_flops(runs).axes
+  rings = [x for x in ax.get_lines() if x.get_markersize() == 9]
+  assert [x.get_xdata()[0] for x in rings] == [flops_at(runs['ramp'], 10)]
+  assert lower.get_lines()[1].get_ydata().tolist() == [0, 50, 50]
 
 
 def test_loss_over_steps_marks_phases_in_a_panel_for_each_run():
@@ -209,7 +223,7 @@ def test_a_run_without_logged_sparsities_is_reported_to_have_none():
 
 def test_exploration_jumps_at_the_mask_update_before_it_is_logged():
   phase = read.PhaseRecord(
-      'p', 0, 30, 2, 8, 'text', 0.5, 480, 1e9, 1e9, (12, 18)
+      'p', 0, 30, 2, 8, 'text', 0.5, 480, 1e9, 1e9, (range(12, 19, 6),)
   )
   rows = [
       {'step': step, 'sparsity/exploration': share}

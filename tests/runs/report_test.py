@@ -12,8 +12,12 @@ from spdf_jax.runs import read
 from spdf_jax.runs.curves import dense_flops_at
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.curves import pretraining_curve
+from spdf_jax.runs.curves import seconds_at
+from spdf_jax.runs.curves import spent_before
+from spdf_jax.runs.curves import tokens_at
 from spdf_jax.runs.equal_cost import losses_at_equal
 from spdf_jax.runs.markdown import escape
+from spdf_jax.runs.read import SpentBefore
 from spdf_jax.runs.report import generations_table
 from spdf_jax.runs.report import runs_table
 from spdf_jax.runs.report import write_report
@@ -52,7 +56,8 @@ DATA = {'corpus': 'text', 'tokenizer': 'bytes', 'task': ''}
 
 
 def make_run(
-    workdir, phases, rows, bigram=None, generations=(), totals=(), data=DATA
+    workdir, phases, rows, bigram=None, generations=(), totals=(), data=DATA,
+    before=None,
 ):
   workdir.mkdir()
   plan = {
@@ -65,6 +70,7 @@ def make_run(
       'totals': totals,
       'compute': 'Computed by hand.',
       'data': data,
+      'before': before and before._asdict(),
   }
   (workdir / 'plan.json').write_text(json.dumps(plan))
   text = ''.join(json.dumps(row) + '\n' for row in rows)
@@ -195,6 +201,62 @@ def test_table_holds_the_values_at_the_ends_of_phases(runs):
   ]
 
 
+def test_what_a_run_started_from_is_counted(runs, tmp_path):
+  dash = '–'
+  dense = runs['dense']
+  tuned = make_run(
+      tmp_path / 'tuned', [phase('sparse', 0, 50, 0.75)],
+      [evaluation(25, 9.0, 9.0), evaluation(50, 8.0, 8.0),
+       {'step': 50, 'time/seconds': 2.0}],
+      before=spent_before('dense@pre', dense, 100, resumed=False),
+  )
+  # 1000 FLOPs, dense, and 50 steps of 4 FLOPs instead of 10.
+  assert cells(runs_table({'tuned': tuned})) == [
+      ['tuned', 'from dense@pre', '100', '1,600', *[dash] * 4, '1.000', '10.5'],
+      ['tuned', 'sparse', '50', '800', '75%', '8.00', '8.00', dash, '0.800',
+       '2.0'],
+      ['tuned', 'total', '150', '2,400', '75%', '8.00', '8.00', dash, '0.800',
+       '12.5'],
+  ]
+  amounts = {'FLOPs': flops_at, 'tokens': tokens_at, 'seconds': seconds_at}
+  assert {k: pretraining_curve(tuned, spent=v)[0].tolist()
+          for k, v in amounts.items()} == {
+      'FLOPs': [1100, 1200], 'tokens': [2000, 2400], 'seconds': [11.5, 12.5],
+  }
+  text = write_report(tmp_path / 'report', {'tuned': tuned}).read_text()
+  assert (
+      'Pre-training of tuned, with that of dense@pre before it, took 1.2e+03 '
+      'FLOPs (0.800 of those of the same steps dense) and 12.5 seconds.'
+  ) in text
+  again = spent_before('tuned', tuned, 50, resumed=False)
+  assert again == ('tuned', True, 150, 2400, 1200, 1500, 12.5)
+
+
+def test_the_past_phases_of_a_resumed_run_are_counted_once(runs, tmp_path):
+  resumed = make_run(
+      tmp_path / 'resumed',
+      [phase('pre', 0, 100, 0.0), phase('longer', 100, 50, 0.0)],
+      [evaluation(150, 8.0, 8.0), {'step': 150, 'time/seconds': 2.0}],
+      before=spent_before('dense@pre', runs['dense'], 100, resumed=True),
+  )
+  rows = cells(runs_table({'resumed': resumed}))
+  assert rows[0] == ['resumed', 'from dense@pre', *'–––––––', '10.5']
+  assert rows[1][:4] + rows[1][-1:] == ['resumed', 'pre', '100', '1,600', '–']
+  assert rows[-1][2:4] + rows[-1][-1:] == ['150', '2,400', '12.5']
+  assert flops_at(resumed, 150) == 1500
+
+
+def test_a_start_without_a_record_is_named(tmp_path):
+  imported = make_run(
+      tmp_path / 'imported', [phase('pre', 0, 50, 0.0)],
+      [evaluation(50, 8.0, 8.0)],
+      before=SpentBefore('runs/hf', is_recorded=False),
+  )
+  text = write_report(tmp_path / 'report', {'imported': imported}).read_text()
+  assert '\n* imported starts from runs/hf; what that took is not reco' in text
+  assert 'from runs/hf |' not in text and 'before it, took' not in text
+
+
 def test_a_run_that_was_stopped_shows_what_it_did(tmp_path):
   run = make_run(
       tmp_path / 'stopped',
@@ -322,7 +384,7 @@ def test_a_run_that_loses_to_the_bigram_is_reported(tmp_path):
   assert 'Fine-tuning' not in text and 'Generations' not in text
 
 
-def test_report_shows_plots_that_are_there(tmp_path, runs):
+def test_a_report_shows_plots_that_exist(tmp_path, runs):
   path = write_report(tmp_path / 'new' / 'report', runs)
   shown = re.findall(r'!\[.*?\]\((.*?)\)', path.read_text())
   assert len(shown) == 4

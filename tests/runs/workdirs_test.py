@@ -1,6 +1,7 @@
 """Working directories are read completely, or refused in one sentence."""
 
 import json
+import os
 
 import pytest
 
@@ -96,9 +97,7 @@ def test_a_phase_owns_the_step_that_ends_it_and_not_the_one_before(tmp_path):
 
 @pytest.mark.parametrize('rows, message', [
     ('', 'holds no rows'),
-    ('{"step": 1}\n{"st\n', 'line 2 is not JSON'),
-    ('{"step": 1, "a/b": "c"}\n', "line 1 has the value 'c' of 'a/b'"),
-    ('{"step": 1, "a/b": [1]}\n', "line 1 has the value .1. of 'a/b'"),
+    ('{"step": 1}\n{"st\n', 'line 2 cannot be read'),
 ])
 def test_broken_metrics_are_refused(tmp_path, rows, message):
   with pytest.raises(ValueError, match=message):
@@ -108,17 +107,17 @@ def test_broken_metrics_are_refused(tmp_path, rows, message):
 @pytest.mark.parametrize(
     'plan, message',
     [
-        ('{"name"', 'plan.json is not JSON'),
-        (PLAN | {'phases': []}, 'is not the plan of a run'),
-        ({'name': 'toy'}, "KeyError.'phases'"),
-        (PLAN | {'phases': [{'name': 'sparse'}]}, "KeyError.'start'"),
-        (PLAN | {'phases': 3}, 'is not the plan of a run .TypeError'),
-        (PLAN | {'phases': [PHASE | {'steps': 'many'}]}, "steps is 'many'"),
-        (PLAN | {'phases': [PHASE | {'mask_updates': [1]}]}, 'is not the plan'),
-        ('', 'plan.json is not JSON'),
+        ('{"name"', 'plan.json cannot be read'),
+        (PLAN | {'phases': []}, 'plan.json cannot be read .ValueError'),
+        ({'name': 'toy'}, "plan.json cannot be read .KeyError: 'phases'"),
+        (PLAN | {'phases': [{'name': 'sparse'}]}, "KeyError: 'start'"),
+        (PLAN | {'phases': 3}, 'plan.json cannot be read .TypeError'),
+        (PLAN | {'phases': [PHASE | {'steps': 'many'}]}, 'TypeError'),
+        (PLAN | {'phases': [PHASE | {'mask_updates': [1]}]}, 'TypeError'),
+        ('', 'plan.json cannot be read'),
         ('[]', 'plan.json holds no JSON object'),
-        ('[' * 200_000, 'plan.json is not JSON .*recursion'),
-        ('\udcff', 'plan.json is not JSON .*utf-8'),
+        ('[' * 200_000, 'plan.json cannot be read .*recursion'),
+        ('\udcff', 'plan.json cannot be read .*utf-8'),
     ],
 )
 def test_a_broken_plan_is_refused(tmp_path, plan, message):
@@ -155,8 +154,15 @@ def test_flipped_bits_are_refused_or_warned_of(finished, name, caplog):
     assert run == sound or any(name in text for text in caplog.messages)
 
 
+def test_a_pipe_in_the_place_of_generations_is_refused(finished):
+  (finished / 'generations').mkdir()
+  os.mkfifo(finished / 'generations' / 'step_00000003.jsonl')
+  with pytest.raises(ValueError, match='step_00000003.jsonl is a pipe or a'):
+    read_run(finished)
+
+
 @pytest.mark.parametrize('name', ['plan.json', 'metrics.jsonl'])
-def test_a_file_that_is_missing_or_a_folder_is_named(finished, name):
+def test_a_missing_file_or_a_folder_in_its_place_is_named(finished, name):
   (finished / name).unlink()
   with pytest.raises(FileNotFoundError, match=f'has no {name}; give the'):
     read_run(finished)

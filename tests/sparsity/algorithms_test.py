@@ -76,7 +76,7 @@ def counts(algorithm, steps):
   return [int(mask_of(state).sum()) for _, state in states]
 
 
-def test_a_loop_needs_no_call_beside_update():
+def test_a_loop_needs_no_call_besides_update():
   tx = optimizer('rigl')
   params = parabola.make_params()
 
@@ -168,7 +168,7 @@ def test_no_gradient_takes_the_place_of_a_surviving_weight(name, dtype):
   assert safe.sum() > 1400 and new[safe].all()
 
 
-def test_blocks_live_and_die_together():
+def test_weights_of_a_block_are_pruned_and_grown_together():
   algorithm = spdf.rigl(0.5, structure=structures.block(2, 2), **TIMES)
   *_, (_, state) = train(optimizer(algorithm), 8)
   blocks = mask_of(state).reshape(4, 2, 6, 2).mean(axis=(1, 3))

@@ -114,7 +114,7 @@ def test_sums_over_a_leaf_are_right_to_rounding():
     functools.partial(optax.MultiSteps, every_k_schedule=2),
     functools.partial(optax.apply_if_finite, max_consecutive_errors=3),
 ])
-def test_what_is_around_the_optimizer_is_packed_with_it(wrap):
+def test_transformations_inside_sparsify_are_packed_with_the_optimizer(wrap):
   # Both compile what they wrap, so that it is equal to rounding.
   assert_close(*reversed(run_both(optax.adam(0.1), wrap=wrap)))
 

@@ -87,7 +87,7 @@ def test_clipping_adds_scratch_for_one_gradient_and_no_more(algorithm):
   assert extra <= 1.01 * gradient < compiled.tree_bytes(adam_state)
 
 
-def test_copies_of_the_state_are_seen_where_there_are_some():
+def test_copies_of_the_state_are_counted_where_there_are_some():
   wrong = mask_state_afterwards(optax.scale_by_adam())
   program = compile_optimizer(wrong)
   adam_state = program.state[1].inner_state

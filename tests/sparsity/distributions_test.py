@@ -158,7 +158,7 @@ def test_a_high_power_stays_below_one():
 
 
 @pytest.mark.parametrize('empty', [{}, {'w': None}])
-def test_an_empty_tree_is_survived(empty):
+def test_distributions_accept_an_empty_tree(empty):
   # optax.tree.map_params initialises a transformation with one.
   assert erk(empty, 0.9) == spdf.igq(empty, 0.9) == empty
   assert by_pattern(empty, {'*/attn/*': 0.5}) == empty
@@ -175,7 +175,7 @@ def test_the_first_matching_pattern_wins():
   assert sparsities['h_1']['norm'] is None
 
 
-def test_pairs_are_patterns_in_order():
+def test_pairs_are_patterns_that_match_in_order():
   pairs = [('mlp/*', np.float32(0.5)), ('*', 0.25)]
   sparsities = by_pattern(GPT, pairs)
   assert sparsities['mlp'] == {'wi': 0.5, 'wo': 0.5}

@@ -147,7 +147,7 @@ def test_complex_weights_are_ranked_by_magnitude():
   assert sum(int(m.sum()) for m in masks.values()) == 64
 
 
-def test_the_sign_of_a_complex_weight_is_refused():
+def test_drops_by_sign_are_refused_for_complex_weights():
   algorithm = spdf.sparse_evolution(0.75, update_every=2, drop='signed')
   with pytest.raises(ValueError, match="drop is 'signed', .* complex64"):
     train(algorithm, 'complex64')

@@ -184,10 +184,9 @@ def test_a_tree_of_sparsities_and_summaries_are_those_of_sparsify():
 
 def test_statistics_count_vectors_too():
   params = {'w': jnp.ones((4, 8)), 'bias': jnp.arange(8.0)}
-  tx = spdf.hard_threshold(
-      optax.sgd(1.0), 0.75, where={'w': True, 'bias': spdf.MatrixAxes((), 0)}
-  )
-  tracked = tracking.track_masks(tx, largest.largest(0.75))
+  where = {'w': True, 'bias': spdf.MatrixAxes((), 0)}
+  tx = spdf.hard_threshold(optax.sgd(1.0), 0.75, where=where)
+  tracked = tracking.track_masks(tx, largest.largest(0.75), where)
   state = tracked.init(params)
   grads = {'w': jnp.zeros((4, 8)), 'bias': -jnp.arange(16.0, 0.0, -2.0)}
   params = spdf.apply_mask(params, spdf.get_mask(state))
@@ -197,6 +196,11 @@ def test_statistics_count_vectors_too():
   assert [int(statistics[n]) for n in ('grown', 'dropped', 'surviving')] == [
       2, 2, 8
   ]
+  bias = spdf.summarize(state, params, where=where).layers['bias']
+  assert (bias.kept, bias.cut_off) == (2, 0.0)
+  assert float(statistics['cut_off']) == spdf.summarize(
+      {'w': spdf.get_mask(state)['w'], 'bias': None}, params
+  ).layers['w'].cut_off
 
 
 def test_without_zeros_it_is_the_inner_optimizer():

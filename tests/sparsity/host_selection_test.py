@@ -111,7 +111,7 @@ def letters(axes, rank):
 
 
 @pytest.mark.parametrize('host, variables', CASES)
-def test_the_default_selects_all_hidden_matrices_or_is_loud(
+def test_the_default_selects_all_hidden_matrices_or_warns(
     host, variables, caplog
 ):
   params = params_of(host, variables)

@@ -168,7 +168,7 @@ def test_masks_in_a_structure_are_taken_and_others_refused():
     ),
     lambda: spdf.static(0.0, init='nonzero', distribution='model_wide'),
 ])
-def test_map_params_survives_its_placeholder(make):
+def test_map_params_accepts_its_placeholder(make):
   tx = spdf.sparsify(optax.adam(0.1), make(), key=0)
   state = tx.init(PARAMS)
   mapped = optax.tree.map_params(tx, lambda x: x, state)

@@ -102,7 +102,7 @@ def test_none_may_replace_a_whole_subtree():
   assert pruned['h']['w'].sum() == 5 and pruned['rest']['w'].sum() == 3
 
 
-def test_map_masked_passes_over_leaves_that_stay_dense():
+def test_map_masked_skips_leaves_that_stay_dense():
   kept = spdf.map_masked(lambda m, p, g: (p * g)[m].tolist(), MASK, PARAMS,
                          jax.tree.map(lambda p: p + 1, PARAMS))
   assert kept == {'b': None, 'w': [2., 20.]}
@@ -118,7 +118,7 @@ def test_check_names_leaves_with_pruned_weights_that_are_not_zero():
   spdf.check_zeros(*storage.pack_state(params, state))
 
 
-def test_a_wrapper_that_computes_with_the_state_is_refused():
+def test_get_mask_refuses_a_wrapper_that_computes_with_the_state():
   params = {'w': jnp.ones((8, 8))}
   inner = spdf.sparsify(
       optax.adam(0.1), spdf.rigl(0.5, update_every=2, update_until=4), key=0

@@ -400,7 +400,7 @@ def test_masking_after_every_step_restores_the_zeros():
     assert not lost_in(params.fast, state)
 
 
-def test_sam_around_loses_the_zeros_at_its_adversarial_step():
+def test_sam_around_sparsify_loses_the_zeros_in_its_adversarial_step():
   # It also computes with the state, which turns the mask into integers.
   params, state, _ = next(train(WRAPPERS['contrib.sam'](sparse())))
   assert lost_in(params, state) == ['a', 'b']

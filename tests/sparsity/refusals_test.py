@@ -185,7 +185,7 @@ REFUSED = {TypeError: [
     (lambda: draw({'v': 0.5}), 'does not fit the parameters'),
     (lambda: spdf.apply_mask({'v': PARAMS['w']}, MASK),
      "has a leaf 'w', .* same parameters"),
-    (lambda: spdf.map_masked(lambda m: m, MASK), 'no tree beside the mask'),
+    (lambda: spdf.map_masked(lambda m: m, MASK), 'a mask and no other tree'),
     # One-shot pruning.
     (lambda: one_shot.sparsegpt(damping=0),
      'damping is 0; it must be positive'),
@@ -261,6 +261,6 @@ REFUSED = {TypeError: [
     pytest.param(error, *row, id=row[-1])
     for error, rows in REFUSED.items() for row in rows
 ])
-def test_the_call_is_refused(error, call, message):
+def test_invalid_arguments_are_refused(error, call, message):
   with pytest.raises(error, match=message):
     call()

@@ -138,7 +138,7 @@ COUNTS = np.arange(-30, 61)
 
 @settings(deadline=None, max_examples=40)
 @given(times_and_steps())
-def test_times_contain_and_count_their_steps_on_host_and_traced(drawn):
+def test_update_times_agree_with_a_list_of_steps_on_the_host_and_traced(drawn):
   times, steps = drawn
   contained = [t in steps for t in COUNTS.tolist()]
   numbers = [sum(s <= t for s in steps) - 1 for t in COUNTS.tolist()]

@@ -47,11 +47,13 @@ UPDATES = textwrap.dedent('''
     algorithm = {
         'mixed': lambda: spdf.partition({
             'rows': spdf.rigl(0.5, structure='2:4', **TIMES),
-            'columns': spdf.rigl(0.75, **TIMES),
+            'columns': spdf.rigl(0.75, grow='balanced', **TIMES),
             'both': spdf.sparse_evolution(
                 0.75, structure=spdf.structures.block(4, 4), update_every=2
             ),
-            'stack': spdf.granet(spdf.cubic(0.5, 0.75, 6), **TIMES),
+            'stack': spdf.granet(
+                spdf.cubic(0.5, 0.75, 6), grow='balanced', **TIMES
+            ),
         }, [(name, name) for name in ('rows', 'columns', 'both', 'stack')]),
         'static-join': lambda: spdf.join(
             [spdf.static(0.75), spdf.dense(), spdf.static(0.5)], [2, 4]
@@ -267,12 +269,14 @@ each_mesh = pytest.mark.parametrize('name, axes', slow_except(
 
 
 @each_mesh
-def test_masks_and_moments_lie_with_their_parameters_from_the_start(name, axes):
+def test_masks_and_moments_are_sharded_like_their_parameters_from_the_start(
+    name, axes
+):
   assert not run(name)[axes]['misplaced']
 
 
 @each
-def test_updates_send_no_more_than_counts(name):
+def test_mask_updates_communicate_counts_only(name):
   outcomes = run(name)['Auto']
   assert not outcomes['gathers']
   assert outcomes['reduced'] and max(outcomes['reduced']) <= 64 * 1024

@@ -62,7 +62,9 @@ def test_partition_around_sparsify_merges_the_masks():
         optax.scale_by_learning_rate(1e-2),
     ),
 ], ids=['adamw', 'schedule_free', 'restarted'])
-def test_full_mask_is_the_inner_optimizer_bit_for_bit(inner):
+def test_with_a_full_mask_sparsify_equals_the_inner_optimizer_bit_for_bit(
+    inner
+):
   inner = optax.with_extra_args_support(inner)
   tx = spdf.sparsify(inner, spdf.dense(), key=0)
   ours = theirs = make_params()

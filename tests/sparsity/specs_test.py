@@ -47,7 +47,7 @@ def sparsities(algorithm, *steps):
 
 
 @pytest.mark.parametrize('name', ['gmp', 'granet', 'rigl', 'set'])
-def test_algorithms_that_move_masks_are_made_by_name(name):
+def test_algorithms_with_mask_updates_are_created_by_name(name):
   algorithm = make(name, sparsity=0.5, **UPDATES)
   assert [algorithm.update_at(step) for step in (10, 11, 70, 80)] == [
       True, False, True, False
@@ -57,7 +57,7 @@ def test_algorithms_that_move_masks_are_made_by_name(name):
   assert sparsities(algorithm, 0, 30, 70) == [*want, 0.5]
 
 
-def test_schedules_are_ours_and_those_of_optax():
+def test_specs_accept_our_schedules_and_those_of_optax():
   cubic = dict(schedule='cubic', initial=0.5, final=0.8, steps=70)
   want = spdf.cubic(0.5, 0.8, 70)
   assert sparsities(make('gmp', sparsity=cubic, **UPDATES), 0, 30, 70) == [
@@ -142,7 +142,7 @@ def test_structures_are_named_with_or_without_arguments():
   assert not (kept[0] == 2).all() and (kept[1] == 2).all()
 
 
-def test_first_masks_are_made_by_name():
+def test_initial_masks_are_created_by_name():
   mask = make('static', sparsity=0.5, init='magnitude').init(None, PARAMS)
   want = spdf.init.magnitude(None, PARAMS, 0.5)
   np.testing.assert_array_equal(mask['b'], want['b'])
@@ -341,7 +341,7 @@ def test_growth_by_own_scores_is_that_of_numpy(name, needs):
   np.testing.assert_array_equal(new, want)
 
 
-def test_what_python_has_made_already_is_taken_as_it_is():
+def test_objects_in_place_of_specs_are_used_as_they_are():
   algorithm = create_algorithm({
       'name': 'gmp', 'sparsity': spdf.cubic(0.0, 0.5, 70),
       'distribution': spdf.erk, 'init': spdf.init.random,
@@ -398,7 +398,7 @@ def test_invalid_input_is_refused_in_a_sentence(spec, message):
   assert str(caught.value).endswith(('.', '?'))
 
 
-def test_an_error_inside_a_users_module_stays_its_own(tmp_path, monkeypatch):
+def test_an_error_inside_a_users_module_is_not_replaced(tmp_path, monkeypatch):
   (tmp_path / 'needs_another.py').write_text('import no_such_library\n')
   monkeypatch.syspath_prepend(tmp_path)
   with pytest.raises(ModuleNotFoundError, match='no_such_library'):

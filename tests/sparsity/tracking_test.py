@@ -16,7 +16,10 @@ PARAMS = {
 }
 # A schedule of updates that is neither regular nor starts at 0.
 UPDATES = (1, 4, 5)
-NAMES = ('grown', 'dropped', 'surviving', 'overlap', 'exploration')
+NAMES = (
+    'grown', 'dropped', 'surviving', 'overlap', 'exploration', 'cut_off',
+    'row_variation', 'column_variation',
+)
 
 
 def coin(key, params):

@@ -40,7 +40,8 @@ def test_summary_counts_layers_and_the_whole_model():
       spdf.static({'w': 0.75, 'v': 0.5, 'b': None}), key=0,
   )
   summary = spdf.summarize(spdf.get_mask(tx.init(params)), params)
-  assert summary.layers['w'] == (4, 16) and summary.layers['v'] == (4, 8)
+  assert summary.layers['w'][:2] == (4, 16)
+  assert summary.layers['v'][:2] == (4, 8)
   assert (summary.kept, summary.sparsified, summary.parameters) == (8, 24, 30)
   assert summary.sparsity == pytest.approx(16 / 24)
   assert summary.overall_sparsity == pytest.approx(16 / 30)

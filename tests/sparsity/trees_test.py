@@ -35,7 +35,7 @@ def loops_and_sines(f, *trees):
   return count(jaxpr, ('while', 'scan')), count(jaxpr, ('sin',))
 
 
-def test_five_equal_leaves_are_one_loop():
+def test_five_equal_leaves_compile_to_one_loop():
   f = lambda tree: map_leaves(jnp.sin, tree)
   assert loops_and_sines(f, model(5)) == (1, 1)
 

@@ -13,8 +13,8 @@ import pytest
 from spdf_jax import training
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import RunRecord
-from spdf_jax.runs.report import best_steps
 from spdf_jax.runs.report import write_report
+from spdf_jax.runs.statements import best_steps
 from spdf_jax.training import Evaluators
 from spdf_jax.training.checkpoints import files as checkpoint_files
 from spdf_jax.training.checkpoints import manager as checkpoints

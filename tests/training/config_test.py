@@ -99,7 +99,7 @@ def test_a_preset_is_resolved_where_the_config_leaves_it():
   }
 
 
-def test_a_config_does_not_change():
+def test_a_parsed_config_is_immutable():
   config = make_config()
   with pytest.raises(dataclasses.FrozenInstanceError):
     config.seed = 1
@@ -222,7 +222,7 @@ def test_a_workdir_that_cannot_be_read_is_refused_with_the_fix(tmp_path):
     read_workdir_config(tmp_path / 'none')
 
 
-def test_places_and_plans_are_no_part_of_what_a_run_is():
+def test_paths_and_plans_do_not_count_when_runs_are_compared():
   same = make_config(
       data__cache_dir='b', data__planned__tokens=9, mesh__data=1, init_from='c'
   )

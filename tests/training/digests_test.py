@@ -32,7 +32,7 @@ def reference(x):
     'dtype', ['float32', 'bfloat16', 'float16', 'int32', 'uint8', 'bool']
 )
 @pytest.mark.parametrize('shape', [(), (0,), (7,), (3, 5), (2, 3, 4)])
-def test_agrees_with_numpy(dtype, shape):
+def test_the_digest_equals_numpys(dtype, shape):
   x = 50 * jax.random.normal(jax.random.key(0), shape)
   x = (x > 0) if dtype == 'bool' else x.astype(dtype)
   assert digest_arrays([x]) == {'0': reference(np.asarray(x))}
@@ -40,26 +40,26 @@ def test_agrees_with_numpy(dtype, shape):
 
 @settings(deadline=None)  # The first example compiles.
 @given(st.integers(0, 10**4 * 4 - 1), st.integers(0, 7))
-def test_every_flipped_bit_changes_it(byte, bit):
+def test_every_flipped_bit_changes_the_digest(byte, bit):
   x = np.linspace(-1, 1, 10**4, dtype=np.float32).reshape(100, 100)
   flipped = x.copy()
   flipped.reshape(-1).view(np.uint8)[byte] ^= 1 << bit
   assert digest_arrays(x) != digest_arrays(flipped)
 
 
-def test_order_and_shape_change_it():
+def test_order_and_shape_change_the_digest():
   x = jnp.arange(6.0)
   assert digest_arrays(x) != digest_arrays(x[::-1])
   assert digest_arrays(jnp.zeros(3)) != digest_arrays(jnp.zeros(4))
 
 
-def test_takes_keys():
+def test_the_digest_accepts_prng_keys():
   one, two = (digest_arrays(jax.random.key(seed)) for seed in (1, 2))
   assert one != two
 
 
 @pytest.mark.sharding
-def test_is_the_same_sharded():
+def test_the_digest_does_not_depend_on_sharding():
   code = textwrap.dedent('''
       import jax
       jax.config.update('jax_num_cpu_devices', 8)

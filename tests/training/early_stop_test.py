@@ -40,7 +40,7 @@ LARGER_IS_BETTER = {
 }
 
 
-def test_scores_of_texts_alone_are_better_the_larger():
+def test_only_scores_of_texts_are_better_when_larger():
   assert METRICS == LARGER_IS_BETTER
 
 
@@ -74,7 +74,7 @@ def test_a_metric_alone_never_ends_a_phase():
   assert stop.improves(0.5, 1.0) and not stop.improves(1.0, 1.0)
 
 
-def test_values_are_those_of_the_phase():
+def test_an_early_stop_sees_values_of_its_own_phase_only():
   rows = [
       {'phase': 'a', 'validation/loss': 1.0}, {'phase': 'a', 'train/loss': 9.0},
       {'phase': 'b', 'validation/loss': 2.0},

@@ -16,7 +16,7 @@ def send(number):
 
 
 @pytest.mark.parametrize('number', SIGNALS)
-def test_the_first_signal_is_noted_and_stops_nothing(number):
+def test_the_first_signal_is_recorded_and_does_not_interrupt(number):
   with Interrupts() as interrupts:
     assert interrupts.received is None
     send(number)
@@ -53,7 +53,7 @@ def test_in_a_thread_no_handlers_are_set(caplog):
   assert message.startswith('training runs in a thread, so that no handlers')
 
 
-def test_handlers_are_put_back_even_after_an_error():
+def test_signal_handlers_are_restored_even_after_an_error():
   before = [signal.getsignal(number) for number in SIGNALS]
   with pytest.raises(RuntimeError), Interrupts():
     assert signal.getsignal(signal.SIGTERM) != before[0]

@@ -4,7 +4,9 @@ import pytest
 
 from configs import common
 import spdf_jax as spdf
+from spdf_jax import runs
 from spdf_jax import training
+from spdf_jax.runs import lifecycle
 from spdf_jax.training.loop.metrics import read_rows
 from tests.quickstart_runs import small_config
 from tests.tiny_run import assert_same_arrays
@@ -97,6 +99,31 @@ def finished(tmp_path_factory):
   return workdir
 
 
+def test_what_an_earlier_run_took_is_recorded(tmp_path):
+  def record(name, phases, **start):
+    run = make_run(phases, **start).open(tmp_path / name)
+    training.train(run, **lifecycle.begin(run, name))
+    return runs.read_run(tmp_path / name)
+
+  longer = FIRST | dict(c=phase(2))
+  first = record('first', FIRST)
+  seconds = sum(first.series('time/seconds')[1])
+  resumed = record('resumed', longer, resume=f'{tmp_path}/first@b')
+  whole = record('whole', longer)
+  assert runs.flops_at(resumed, 11) == runs.flops_at(whole, 11)
+  assert resumed.before.steps == whole.before.steps == 0
+  assert resumed.before.seconds == pytest.approx(seconds)
+  tuned = record('tuned', dict(c=phase(2)), init_from=f'{tmp_path}/resumed')
+  tokens = 5 * 128 + 4 * 64 + 2 * 128
+  assert (tuned.before.steps, tuned.before.tokens) == (11, tokens)
+  assert tuned.before.flops == runs.flops_at(whole, 11)
+  assert tuned.before.seconds > seconds
+  again = make_run(dict(c=phase(2)), init_from=f'{tmp_path}/resumed')
+  (tmp_path / 'resumed' / 'plan.json').unlink()
+  assert lifecycle.begin(again.open(tmp_path / 'tuned'), 'tuned')
+  assert runs.read_run(tmp_path / 'tuned').before == tuned.before
+
+
 def rate(**fields):
   return phase(4, algorithm=DENSE, batch_size=2, learning_rate=fields)
 
@@ -118,6 +145,44 @@ def test_another_past_is_refused(
   with pytest.raises(ValueError, match=message):
     run.open(tmp_path / 'b')
   assert not (tmp_path / 'b').exists()
+
+
+OBSERVED = dict(
+    log_every=3, eval_every=3, evaluation__corpus_batches=1,
+    evaluation__generations=2, evaluation__max_new_tokens=5,
+    checkpoints__every=3, checkpoints__keep=1,
+)
+
+
+@pytest.mark.parametrize('name, source', [('at an end', '@a'), ('within', '')])
+def test_a_resumed_run_may_be_logged_and_evaluated_otherwise(
+    name, source, finished, tmp_path
+):
+  phases = FIRST | dict(b=phase(6, algorithm=DENSE)) if source else FIRST
+  before = finished
+  if not source:
+    before = tmp_path / 'begun'
+    begun = make_run(phases).open(before)
+    begun.checkpoints.save(begun.state, begun.best)
+    begun.close()
+  other = make_run(phases, resume=f'{before}{source}', **OBSERVED)
+  other.open(tmp_path / 'other').close()
+  wanted = make_run(phases, resume=f'{before}{source}').open(tmp_path / 'same')
+  assert_same_arrays(other.state, wanted.state)
+  wanted.close()
+
+
+def test_evaluations_that_choose_the_weights_of_a_phase_may_not_differ(
+    tmp_path
+):
+  stop = dict(metric='validation/loss', value=None, patience=None)
+  phases = dict(a=phase(4, early_stop=stop), b=phase(2))
+  run = make_run(phases).open(tmp_path / 'a')
+  run.checkpoints.save(run.state, run.best)
+  run.close()
+  other = make_run(phases, resume=str(tmp_path / 'a'), eval_every=2)
+  with pytest.raises(ValueError, match='eval_every was .* and is 2'):
+    other.open(tmp_path / 'b')
 
 
 def test_updates_in_per_cent_of_phases_that_share_them_are_refused(tmp_path):

@@ -150,7 +150,7 @@ def test_a_run_stopped_by_signals_continues_bit_for_bit(whole, tmp_path, stops):
   assert rows_in(tmp_path) == rows_in(whole[0])
 
 
-def test_a_signal_at_the_last_step_stops_nothing(tmp_path, whole):
+def test_a_signal_at_the_last_step_does_not_interrupt_the_run(tmp_path, whole):
   def late(step, params):
     if step == 14:
       os.kill(os.getpid(), signal.SIGTERM)
@@ -290,7 +290,7 @@ def start(workdir, seconds_per_evaluation):
 
 @pytest.mark.process
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_process_that_is_told_to_stop_saves_and_leaves(number, tmp_path):
+def test_a_process_that_receives_sigterm_saves_and_exits(number, tmp_path):
   child = start(tmp_path, 1.0)
   assert child.stdout.readline() == 'evaluated 3\n'
   child.send_signal(number)

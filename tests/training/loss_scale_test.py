@@ -248,7 +248,7 @@ def test_training_that_overflows_without_a_scale_ends_in_one_sentence(tmp_path):
   assert int(train(run.open(tmp_path)).step) == 14
 
 
-def test_a_step_in_other_types_is_taken_once_and_without_waiting():
+def test_a_step_without_a_loss_scale_is_taken_once():
   calls = []
 
   def step_fn(state, batch):

@@ -169,7 +169,7 @@ def test_mask_sparsity_of_more_weights_than_int32_counts():
   assert not whole
 
 
-def test_masks_are_left_out():
+def test_without_masks_ignores_given_masks():
   variables = MODEL.init(jax.random.key(0), TOKENS[:, :-1])
   none = jax.tree_util.tree_map_with_path(
       lambda path, x: jnp.zeros(x.shape, bool)

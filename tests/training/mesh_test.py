@@ -50,7 +50,7 @@ def test_one_open_axis_takes_the_devices_that_are_left(axes, sizes):
     (dict(tensor=0), 'give positive sizes'),
     (dict(tensor=-2), 'give positive sizes'),
 ])
-def test_a_mesh_that_cannot_be_is_refused(axes, message):
+def test_an_impossible_mesh_is_refused(axes, message):
   with pytest.raises(ValueError, match=message):
     mesh.mesh_sizes(8, **axes)
 
@@ -89,7 +89,7 @@ def test_every_large_parameter_of_every_preset_is_split(name):
 @pytest.mark.parametrize('reader, writer', [
     ('attn/wq', 'attn/wd'), ('mlp/wi', 'mlp/wo'), ('mlp/wg', 'mlp/wo'),
 ])
-def test_what_one_layer_gives_is_split_as_the_next_takes_it(reader, writer):
+def test_outputs_of_a_layer_are_split_as_the_next_layer_expects(reader, writer):
   spec = lambda layer: models.partition_spec(
       f'h_0/{layer}/kernel', (16, 16), MESH
   )

@@ -1,5 +1,6 @@
 """The metrics file has every step once, however often a run was killed."""
 
+import json
 
 import pytest
 
@@ -58,25 +59,60 @@ def test_a_whole_last_line_counts_without_its_newline(tmp_path):
   assert steps_of(path) == [1, 2, 3]
 
 
-@pytest.mark.parametrize('line, message', [
-    ('{"st', 'line 2 is not JSON'),
-    ('[1]', r'line 2 holds \[1\], which is not a JSON object'),
-    ('{"train/loss": 1.0}', 'line 2 has no integer "step": {"train/loss"'),
-    ('{"step": 1.5}', 'line 2 has no integer "step"'),
-    ('{"step": true}', 'line 2 has no integer "step"'),
-    ('{"step": 1' + '0' * 30 + '}', 'line 2 has no integer "step"'),
-    ('[' * 200_000, 'line 2 is not JSON'),
-    ('\udcff', 'line 2 is not JSON .*utf-8'),
-    ('{"step": 1, "a": ' + '9' * 9999 + '}', 'line 2 is not JSON'),
-], ids=range(9))
-def test_a_broken_line_is_named(tmp_path, line, message):
+BROKEN = [
+    '{"st', '[1]', '{"train/loss": 1.0}', '{"step": "3"}', '[' * 200_000,
+    '{"step": 1' + '0' * 30 + '}', '\udcff',
+    '{"step": 1, "a": ' + '9' * 9999 + '}',
+]
+
+
+@pytest.mark.parametrize('line', BROKEN, ids=range(len(BROKEN)))
+def test_a_broken_line_is_named(tmp_path, line):
   path = tmp_path / 'metrics.jsonl'
   text = f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'
   path.write_text(text, errors='surrogateescape')
-  with pytest.raises(ValueError, match=f'metrics.jsonl {message}'):
+  with pytest.raises(ValueError, match='metrics.jsonl line 2 cannot be read'):
     metrics.read_rows(path)
-  with pytest.raises(ValueError, match=f'metrics.jsonl {message}'):
-    metrics.MetricWriter(path, 3)
+  with pytest.raises(ValueError, match='metrics.jsonl before byte .* cannot'):
+    metrics.MetricWriter(path, 1)
+  assert path.read_text(errors='surrogateescape') == text
+
+
+def rows_by_lines(path, after, until):
+  """The oracle of rows read from the end: all lines from the beginning."""
+  rows = map(json.loads, path.read_text().splitlines())
+  return [row for row in rows if after < row['step'] <= until]
+
+
+@pytest.mark.parametrize('width', [0, 1000, 70_000])
+def test_the_last_rows_are_those_of_a_reading_from_the_beginning(
+    tmp_path, width
+):
+  path = tmp_path / 'metrics.jsonl'
+  write_steps(path, 0, sorted([*range(1, 40), 7, 30]))
+  text = path.read_text().replace('}', f', "x": "{"é" * width}"}}')
+  for cut in (0, 1, 9):
+    path.write_text(text[:-cut] if cut else text)
+    if cut == 9:  # The last line is incomplete.
+      text = text[:text.rstrip().rindex('\n') + 1]
+    for after, until in ((0, 99), (29, 38), (38, 39), (39, 99), (5, 5)):
+      rows = metrics.read_last_rows(path, after, until)
+      path.write_text(text)
+      assert rows == rows_by_lines(path, after, until)
+
+
+def test_a_resume_leaves_the_bytes_of_earlier_rows_and_keeps_those_cut(
+    tmp_path
+):
+  path = tmp_path / 'metrics.jsonl'
+  write_steps(path, 0, range(1, 9))
+  before = path.read_bytes()
+  metrics.MetricWriter(path, 8).close()
+  assert path.read_bytes() == before
+  metrics.MetricWriter(path, 5).close()
+  kept = path.read_bytes()
+  cut = (tmp_path / 'metrics_cut.jsonl').read_bytes()
+  assert kept + cut == before and steps_of(path) == [1, 2, 3, 4, 5]
 
 
 def test_flushed_rows_can_be_read_while_the_file_is_open(tmp_path):

@@ -197,7 +197,7 @@ def test_models_are_checked_before_data_is_read(changes, message):
   assert '\n' not in str(caught.value)
 
 
-def test_training_has_a_key_for_dropout_where_it_is_an_argument():
+def test_a_model_with_a_dropout_argument_gets_a_key_in_training():
   assert not OwnSizes(SIZES).dropout
   assert OwnSizes(SIZES | dict(dropout=0.1)).dropout == 0.1
 

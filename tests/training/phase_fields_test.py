@@ -152,7 +152,7 @@ def test_a_phase_with_an_early_stop_rewinds_to_later_weights_than_its_best(
     np.testing.assert_allclose(weights, wanted, rtol=1e-6, atol=1e-8)
 
 
-def test_a_step_that_is_skipped_rewinds_all_the_same():
+def test_a_skipped_step_still_rewinds_the_weights():
   run = make_ticket(max_skipped_steps=1)
   state = states(run, 5)[-1]
   batch = run.programs.device_batch_at(5)

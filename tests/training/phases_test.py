@@ -113,7 +113,7 @@ def test_a_step_to_rewind_to_is_a_duration_of_the_schedule_it_is_in():
     (make_rate('rewind', to='soon'), "'p1': duration is 'soon'; write"),
     (make_rate('rewind'), "'p1': schedule 'rewind' needs 'to'"),
 ])
-def test_a_rewind_to_nowhere_is_refused(rate, message):
+def test_a_rewind_to_a_step_outside_the_schedule_is_refused(rate, message):
   with pytest.raises(ValueError, match=message):
     make_plan({}, rate)
 
@@ -301,7 +301,7 @@ def test_a_warm_up_may_be_a_share_of_its_phase():
     np.testing.assert_array_equal(actual, wanted)
 
 
-def test_a_long_plan_finds_its_updates_at_once():
+def test_listing_the_updates_of_a_long_plan_is_fast():
   rare = RIGL | {'update_every': 100, 'update_until': 200_000}
   plan = Plan((make_phase(steps=300_000, algorithm=rare),))
   assert plan.update_steps.tolist() == list(range(100, 200_001, 100))

@@ -26,7 +26,7 @@ def initialized(monkeypatch):
   return calls
 
 
-def test_a_process_alone_joins_nothing(initialized):
+def test_a_single_process_does_not_initialize_distributed_jax(initialized):
   assert not join_processes('auto', environment={})
   assert not join_processes('off', environment=WHOLE)
   assert not initialized
@@ -79,14 +79,16 @@ def test_a_cluster_of_one_process_is_not(initialized, environment):
     (WHOLE | dict(JAX_NUM_PROCESSES='two'), "num_processes is 'two'"),
     (WHOLE | dict(JAX_COORDINATOR_ADDRESS='host'), 'give host:port'),
 ])
-def test_half_an_environment_is_refused(initialized, environment, message):
+def test_an_incomplete_environment_of_a_cluster_is_refused(
+    initialized, environment, message
+):
   for mode in ('auto', 'on'):
     with pytest.raises(ValueError, match=message):
       join_processes(mode, environment=environment)
   assert not initialized
 
 
-def test_on_needs_others(monkeypatch):
+def test_the_mode_on_needs_several_processes(monkeypatch):
   monkeypatch.delenv('JAX_COORDINATOR_ADDRESS', raising=False)
   def nobody(**_):
     raise ValueError('coordinator_address should be defined.')

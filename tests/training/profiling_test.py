@@ -104,6 +104,6 @@ def test_a_window_is_its_first_step_and_their_number(text, window):
     ('-1:5', 'write FIRST:COUNT'),
     ('97:5', "profile is '97:5' and the plan has 100 steps; choose steps"),
 ])
-def test_a_window_that_cannot_be_is_refused(text, message):
+def test_an_impossible_profiling_window_is_refused(text, message):
   with pytest.raises(ValueError, match=message):
     profiling.parse_window(text, total_steps=100)

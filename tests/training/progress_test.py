@@ -64,7 +64,7 @@ def test_time_left_counts_tokens_not_steps():
   assert '20 tokens/s  0:10 left' in text
 
 
-def test_nothing_is_printed_before_it_is_time():
+def test_nothing_is_printed_before_the_interval_has_passed():
   line = Line()
   assert line.update(9.9, 20) == ''
   assert '20 tokens/s' in line.update(0.1, 20)
@@ -92,7 +92,7 @@ def test_time_for_evaluation_is_left_out_of_the_rate():
   assert ' 20 tokens/s' in line.update(10, 40)
 
 
-def test_a_clock_that_stands_still_divides_by_nothing():
+def test_a_clock_that_stands_still_does_not_divide_by_zero():
   line = Line(start=119)
   assert 'step 120/120' in line.update(0, 120)
 

@@ -78,7 +78,7 @@ def refuse(message, call, *args, error=(ValueError, OSError), **kwargs):
      "'pretrain': rounds is 3; give a list of Round"),
     (f'{RATE}final_fraction', -1.0, r'final_fraction is -1.0; .* in \[0, 1\]'),
 ])
-def test_what_was_accepted_or_misnamed_is_refused_by_parse(
+def test_invalid_configs_are_refused_by_parse(
     name, value, message
 ):
   refuse(message, parse, make_config(**{name: value}))
@@ -182,7 +182,7 @@ def test_a_damaged_start_is_named(no_data, trained, tmp_path):
   for path in (tmp_path / 'old').glob('checkpoints/*/meta/metadata'):
     path.write_text('{')
   config = make_config(init_from=str(tmp_path / 'old'), **WITHOUT_TASK)
-  refuse('init_from: .* is not JSON', open_run, config, tmp_path / 'a')
+  refuse('init_from: .* cannot be read', open_run, config, tmp_path / 'a')
   assert os.listdir(tmp_path) == ['old']
 
 
@@ -269,7 +269,9 @@ def test_data_that_a_config_cannot_train_on_are_named(changes, message):
      '  config = quickstart.get_config().lock()\n'
      '  config.colour = 1\n', 'AttributeError in line 4: .*colour'),
 ])
-def test_a_mistake_in_a_config_file_is_a_sentence(text, message, tmp_path):
+def test_a_mistake_in_a_config_file_is_reported_in_one_sentence(
+    text, message, tmp_path
+):
   path = tmp_path / 'file.py'
   path.write_text(text)
   parser = config_file.Parser()
@@ -295,7 +297,7 @@ def test_a_mistake_in_a_config_file_is_a_sentence(text, message, tmp_path):
     ('iterative_pruning.py:rounds=3', 'names algorithm, sparsity, stop_at'),
     ('variable_spdf.py:sparsity=0.5', 'above the effective 0.75'),
 ])
-def test_a_config_argument_that_is_wrong_is_a_sentence(
+def test_a_wrong_config_argument_is_reported_in_one_sentence(
     name, message, monkeypatch
 ):
   monkeypatch.chdir(ROOT)

@@ -89,7 +89,7 @@ def test_a_run_continues_bit_for_bit_wherever_it_was_stopped(name):
 
 
 @pytest.mark.parametrize('name', ['set', 'rigl'])
-def test_a_state_survives_numpy_with_every_leaf(name):
+def test_a_state_is_restored_from_numpy_with_every_leaf(name):
   tx = OPTIMIZERS[name](0)
   params, state = list(train(tx, make_params(), 4))[-1]
   host = jax.tree.map(np.asarray, (params, state))

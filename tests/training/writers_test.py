@@ -26,7 +26,7 @@ class Recorder:
     self._log.append('close')
 
 
-def test_all_writers_get_all():
+def test_every_writer_receives_every_value():
   logs = [], []
   writer = AllWriters([Recorder(log) for log in logs])
   for row in ROWS:

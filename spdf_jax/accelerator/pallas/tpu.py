@@ -41,7 +41,7 @@ def multiply(
   longest = jnp.maximum(jnp.max(counts), 1)
 
   def row(j, k, counts, rows):
-    # After a list's end the last block again, which is not copied twice.
+    # Lists are padded with their last block, which is then not copied again.
     return rows[jnp.minimum(k, jnp.maximum(counts[j] - 1, 0)), j]
 
   def kernel(counts, rows, x, w, y, total):

@@ -196,7 +196,8 @@ def expected_imbalance(weights: Any, sparsity: Any, columns: Any) -> Any:
     1.312
   """
   xp = _module(weights, sparsity, columns)
-  kept = xp.maximum(1 - sparsity, 1e-30)  # 0: any ratio, of no work.
+  # Without kept weights there is no work, and any ratio is correct.
+  kept = xp.maximum(1 - sparsity, 1e-30)
   root = xp.sqrt(2 * xp.log(xp.maximum(columns, 2)))
   largest = root + (
       _EULER - (xp.log(root**2 / 2) + np.log(4 * np.pi)) / 2
@@ -228,7 +229,7 @@ def product_on_grid(
   xp = _module(*work[:4], *jax.tree.leaves(device), tokens_per_core)
   n, m = work.outputs, tokens_per_core
   rows = work.tokens / m
-  kept = work.kept / columns  # N k d, the mean of a column.
+  kept = work.kept / columns  # N k d, the mean number in a column.
   b = 1 + device.imbalance * (_imbalance(work, device, columns) - 1)
   axpy = kept * xp.ceil(m / device.lanes) * b
   dispatch = kept * device.dispatch * b + n * device.row_dispatch
@@ -301,7 +302,7 @@ def _scores(work: ScoreProduct, device: WaferDevice) -> Cost:
 
 
 def _elementwise(work: Elementwise, device: WaferDevice) -> Cost:
-  # A core computes one vector of its number of lanes per cycle.
+  # A core computes one vector per cycle, as long as its number of lanes.
   core = work.operations / (device.cores * device.lanes) / device.efficiency
   return Cost(cycles=core, core=core, flops=1.0 * work.operations)
 

@@ -92,7 +92,7 @@ def register_cost(primitive: Primitive | str, rule: Rule) -> None:
 
 
 def is_elementwise(name: str) -> bool:
-  """Returns whether the rule of a primitive counts elements only."""
+  """Returns whether a primitive's cost depends on numbers of elements only."""
   return name in ELEMENTWISE or name in REDUCTIONS or name in MOVES
 
 

@@ -106,7 +106,7 @@ def strongest(spaces: Iterable[str | None]) -> str | None:
 
 
 def operands_of(args: Any) -> list[Operand]:
-  """Returns the operands of a program's arguments.
+  """Converts a program's arguments to operands.
 
   Signed integers are tokens, and so are arrays of the same shape, such as the
   weights of a loss. Other arrays count as weights until a product with weights

@@ -431,7 +431,7 @@ def _count(
   sampled = kind == 'sampled'
   m = grid.tokens_per_core
   last = grid.tokens - (grid.rows - 1) * m
-  # Two values travel in one wavelet, for each output.
+  # A wavelet carries two values of each output.
   pairs = grid.outputs * ((grid.rows - 1) * -(-m // 2) + -(-last // 2))
   if sampled:
     # Each weight arrives from above and its gradient returns the same way;

@@ -203,7 +203,7 @@ class Report:
 
   @property
   def bound(self) -> str:
-    """Element of `BOUNDS` that limits operations for most of the time."""
+    """The resource of `BOUNDS` that limits the program for most of its time."""
     cycles = dict.fromkeys(BOUNDS, 0.0)
     for row in self.rows:
       cycles[bound_of(row.cost)] += row.cost.cycles

@@ -41,7 +41,12 @@ _TASKS: dict[str, Callable[..., Task]] = {
 }
 
 
-def load_task(name: str, input: str | os.PathLike[str] | None = None) -> Task:
+def load_task(
+    name: str,
+    input: str | os.PathLike[str] | None = None,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Task:
   """Reads a task by its name.
 
   Args:
@@ -54,6 +59,8 @@ def load_task(name: str, input: str | os.PathLike[str] | None = None) -> Task:
       tasks: `train.jsonl` and others with lines of
       `{"context": …, "target": …}`).
     input: Folder with the files of the task; unused by `'python-docstrings'`.
+    cache_dir: Folder of prepared data, where `'python-docstrings'` keeps its
+      pairs, so that the library is parsed once; `None`: they are not kept.
 
   Returns:
     The task.
@@ -72,7 +79,7 @@ def load_task(name: str, input: str | os.PathLike[str] | None = None) -> Task:
   """
   read = lookup('task', name, _TASKS)
   if name not in _FROM_FILES:
-    return read()
+    return read(cache_dir)
   if not input:
     raise ValueError(
         f'task {name!r} is read from files but no folder is given; set input'

@@ -12,6 +12,7 @@ from spdf_jax.data.tasks import files
 from spdf_jax.data.tasks import task
 from spdf_jax.data.tasks.task import Input
 from spdf_jax.data.tasks.task import Task
+from spdf_jax.files import reading
 
 _E2E_TEXTS = {
     'train': ['train.txt'], 'validation': ['valid.txt'], 'test': ['test.txt'],
@@ -31,6 +32,7 @@ SEEN = frozenset({
 })
 """Categories of the training data; entries of other categories are unseen."""
 
+_WEBNLG_2017 = 'use the JSON of WebNLG 2017.'
 _WEBNLG = {
     'train': ['train.jsonl', 'train.json', 'train.xml', 'train'],
     'validation': ['dev.jsonl', 'dev.json', 'dev.xml', 'dev'],
@@ -124,7 +126,7 @@ def e2e_csv(directory: str | os.PathLike[str]) -> Task:
 
 
 def linearize_slots(meaning: str) -> str:
-  """Formats a meaning representation as a context of Hu et al.
+  """Formats a meaning representation as Hu et al. write contexts.
 
   Args:
     meaning: Slots with values, as in the tables.
@@ -226,22 +228,18 @@ def _read_webnlg(path: Path) -> Iterator[Input]:
     yield from _read_xml(path)
   elif path.suffix == '.jsonl':
     for number, fields in files.read_json_lines(path):
-      yield _entry(fields, f'line {number} of {path}')
+      yield _entry(fields, f'{path} line {number}')
   else:
     fields = files.read_json(path)
-    try:
+    with reading(path, _WEBNLG_2017):
       entries = [e for numbered in fields['entries'] for e in numbered.values()]
-    except (KeyError, TypeError, AttributeError) as error:
-      raise ValueError(
-          f'{path} has no list of entries; use the JSON of WebNLG 2017.'
-      ) from error
     for number, entry in enumerate(entries):
-      yield _entry(entry, f'entry {number} of {path}')
+      yield _entry(entry, f'{path} entry {number}')
 
 
 def _entry(fields: dict[str, Any], where: str) -> Input:
   """Reads an entry of either JSON format."""
-  try:
+  with reading(where, _WEBNLG_2017):
     triples: list[Sequence[str]]
     if 'modifiedtripleset' in fields:
       triples = [
@@ -254,26 +252,11 @@ def _entry(fields: dict[str, Any], where: str) -> Input:
       texts = [(t['comment'], t['text']) for t in fields['lexs']]
     ''.join(text for _, text in texts)  # Raises TypeError for other types.
     return _input(fields['category'], triples, texts)
-  except (KeyError, TypeError) as error:
-    raise ValueError(
-        f'{where} is not a set of triples with texts ({error!r}); use the JSON'
-        ' of WebNLG 2017.'
-    ) from error
 
 
 def _read_xml(path: Path) -> Iterator[Input]:
-  data = path.read_bytes()
-  # Expanding entities can take unbounded memory; UTF-16 has zero bytes.
-  if b'<!ENTITY' in data.replace(b'\0', b''):
-    raise ValueError(
-        f'{path} defines entities of XML, which are not read; use the file as'
-        ' published.'
-    )
-  try:
-    root = ElementTree.fromstring(data)
-  except ElementTree.ParseError as error:
-    raise ValueError(f'{path} is not XML ({error}); download it again.'
-                     ) from error
+  with reading(path, 'download it again.'):
+    root = ElementTree.fromstring(path.read_bytes())
   for entry in root.iter('entry'):
     triples = []
     for triple in entry.iterfind('modifiedtripleset/mtriple'):
@@ -376,13 +359,8 @@ def dart_smoke(directory: str | os.PathLike[str]) -> Task:
 
 
 def _read_dart(path: Path) -> Iterator[Input]:
-  entries = files.read_json(path)
-  if not isinstance(entries, list):
-    raise ValueError(
-        f'{path} is not a JSON list; use the JSON of DART v1.1.1.'
-    )
-  for number, entry in enumerate(entries):
-    try:
+  for number, entry in enumerate(files.read_json(path)):
+    with reading(f'{path} entry {number}', 'use the JSON of DART v1.1.1.'):
       triples = [
           (subject, relation.lower(), value)
           for subject, relation, value in entry['tripleset']
@@ -390,16 +368,11 @@ def _read_dart(path: Path) -> Iterator[Input]:
       context = linearize_triples(triples)
       texts = tuple(note['text'] for note in entry['annotations'])
       ''.join(texts)  # Raises TypeError if one is not a string.
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-      raise ValueError(
-          f'entry {number} of {path} is not a set of triples with texts'
-          f' ({error!r}); use the JSON of DART v1.1.1.'
-      ) from error
     yield Input(context, texts)
 
 
 def linearize_triples(triples: Iterable[Sequence[str]]) -> str:
-  """Formats triples as a context of Hu et al.
+  """Formats triples as Hu et al. write contexts.
 
   Args:
     triples: Triples of subject, property and object.

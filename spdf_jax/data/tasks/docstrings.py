@@ -2,19 +2,32 @@
 """A task from Python signatures to the first lines of their docstrings."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import functools
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
 import warnings
 
+from spdf_jax import files
 from spdf_jax.data import stdlib
 from spdf_jax.data.tasks.task import Pair
+from spdf_jax.data.tasks.task import SPLITS
 from spdf_jax.data.tasks.task import Task
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_NAME = 'python-docstrings'
+
+# To be raised when the pairs of an unchanged interpreter change.
+_RECIPE_VERSION = 1
+
+_logger = logging.getLogger(__name__)
 
 
 @functools.cache
-def python_docstrings() -> Task:
+def python_docstrings(cache_dir: str | os.PathLike[str] | None = None) -> Task:
   """Reads the task of writing the first line of a docstring, given a signature.
 
   Each pair has the signature of a function or method of the running Python's
@@ -23,6 +36,10 @@ def python_docstrings() -> Task:
   The splits are those of the modules (`module_split`), so that the training
   split of the corpus `'python-stdlib'` contains no module of the validation and
   test pairs.
+
+  Args:
+    cache_dir: Folder for a file of the pairs, which saves seconds of parsing
+      when the task is read again; created if missing. `None`: no file.
 
   Returns:
     The task of about 5,800 pairs, which depend on the version of Python only.
@@ -36,13 +53,45 @@ def python_docstrings() -> Task:
     ...  pair.context == 'heapq heappush(heap, item)']
     ['Push item onto heap, maintaining the heap invariant.']
   """
-  splits: dict[str, list[Pair]] = {'train': [], 'validation': [], 'test': []}
+  if cache_dir is None:
+    return _parse_library()
+  identity = {'recipe': _RECIPE_VERSION, **stdlib.python_identity()}
+  folder = Path(cache_dir).expanduser()
+  path = folder / f'{_NAME}-{identity["python"]}.json'
+  if path.exists():
+    try:
+      return _read(path, identity)
+    except (OSError, ValueError) as error:
+      _logger.warning('Parsing the docstrings again: %s', error)
+  task = _parse_library()
+  pairs = {split: getattr(task, split) for split in SPLITS}
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_atomically(path, json.dumps(files.seal(identity | pairs)))
+  except OSError as error:
+    _logger.warning('The docstrings will be parsed again: %s', error)
+  return task
+
+
+def _read(path: Path, identity: Mapping[str, Any]) -> Task:
+  """Reads the file of the pairs; raises ValueError if it is not of `identity`.
+  """
+  stored = files.unseal(files.read_object(path, 'delete it.'), path)
+  found = {name: stored.get(name) for name in identity}
+  if found != identity:
+    raise ValueError(f'{path} is of {found}, not of {identity}.')
+  train, validation, test = (
+      tuple(Pair(*pair) for pair in stored[split]) for split in SPLITS
+  )
+  return Task(_NAME, train, validation, test)
+
+
+def _parse_library() -> Task:
+  splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
   for module, text in stdlib.module_sources():
     splits[stdlib.module_split(module)].extend(docstring_pairs(module, text))
-  return Task(
-      'python-docstrings', tuple(splits['train']), tuple(splits['validation']),
-      tuple(splits['test']),
-  )
+  train, validation, test = (tuple(splits[split]) for split in SPLITS)
+  return Task(_NAME, train, validation, test)
 
 
 def docstring_pairs(module: str, text: str) -> list[Pair]:

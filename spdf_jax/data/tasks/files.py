@@ -9,14 +9,13 @@ import logging
 import os
 from pathlib import Path
 import random
-import re
 from typing import Any
 
 from spdf_jax.data.tasks import task
 from spdf_jax.data.tasks.task import Input
 from spdf_jax.data.tasks.task import Task
+from spdf_jax.files import reading
 
-_SURROGATES = re.compile('[\ud800-\udfff]')
 _CURATION = 'curation-corpus-base-with-articles.csv'
 
 _logger = logging.getLogger(__name__)
@@ -86,28 +85,19 @@ def read_text(path: Path) -> str:
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / 'latin'
     >>> _ = path.write_bytes('é'.encode('latin-1'))
-    >>> read_text(path)
+    >>> read_text(path)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    ValueError: latin is not UTF-8 at byte 0; convert it to UTF-8.
+    ValueError: ...latin cannot be read (UnicodeDecodeError: ...
   """
-  try:
+  with reading(path, 'convert it to UTF-8.'):
     return path.read_bytes().decode('utf-8-sig')
-  except UnicodeDecodeError as error:
-    raise ValueError(
-        f'{path.name} is not UTF-8 at byte {error.start}; convert it to UTF-8.'
-    ) from error
 
 
 def read_json(path: Path) -> Any:
   """Reads a JSON file; raises ValueError if it is not JSON."""
-  text = read_text(path)
-  try:
-    return json.loads(text)
-  except (ValueError, RecursionError) as error:
-    raise ValueError(
-        f'{path} is not JSON ({error}); download it again.'
-    ) from error
+  with reading(path, 'download it again.'):
+    return json.loads(read_text(path))
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -132,16 +122,8 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
   for number, line in enumerate(read_text(path).split('\n'), start=1):
     if not line.strip():
       continue
-    try:
-      fields = json.loads(line)
-    except (ValueError, RecursionError):
-      fields = None
-    if not isinstance(fields, dict):
-      raise ValueError(
-          f'line {number} of {path} is not a JSON object; write one object'
-          ' on each line.'
-      )
-    yield number, fields
+    with reading(f'{path} line {number}', 'write an object on each line.'):
+      yield number, dict(json.loads(line).items())
 
 
 def read_table(
@@ -260,19 +242,12 @@ def curation(directory: str | os.PathLike[str]) -> Task:
 
 def _read_lines(path: Path) -> Iterator[Input]:
   for number, fields in read_json_lines(path):
-    context: Any = fields.get('context')
-    part: Any = fields.get('part', '')
-    texts = fields.get('references', [fields.get('target')])
-    strings = isinstance(texts, list) and [context, part, *texts]
-    if not strings or not all(map(_is_text, strings)):
-      raise ValueError(
-          f'line {number} of {path} needs text as "context" and "target" (or a'
-          ' list of texts as "references"; "part" is text too, if given); write'
-          ' {"context": …, "target": …}.'
-      )
-    yield Input(context, tuple(texts), part)
-
-
-def _is_text(value: Any) -> bool:
-  """Returns whether a value is text without halves of surrogate pairs."""
-  return isinstance(value, str) and not _SURROGATES.search(value)
+    with reading(
+        f'{path} line {number}', 'write text as "context" and "target" (or a '
+        'list of texts as "references"; "part" is text too, if given).'
+    ):
+      texts = fields.get('references', [fields.get('target')])
+      part = fields.get('part', '')
+      # Raises an error for other types, and for halves of surrogate pairs.
+      ''.join([fields['context'], part] + texts).encode()
+    yield Input(fields['context'], tuple(texts), part)

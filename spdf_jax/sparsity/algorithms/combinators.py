@@ -195,7 +195,7 @@ def _members_for_kernels(
 def _merge_states(
     states: Iterable[tuple[Any, Mapping[str, PyTree]]]
 ) -> dict[str, PyTree]:
-  """Merges the states of members; names begin with that of the member."""
+  """Merges the states of members, with the members' names as prefixes."""
   return {
       f'{member}.{name}': tree
       for member, state in states for name, tree in state.items()
@@ -278,7 +278,7 @@ def partition(
     ]
 
   def per_leaf(act, params, *trees):
-    """Merges what `act(label, params, *trees)` returns for every label."""
+    """Merges the results of `act(label, params, *trees)` for all labels."""
     treedef: Any = jax.tree.structure(params, is_leaf=_is_none)
     merged = [None] * treedef.num_leaves
     for label in algorithms:

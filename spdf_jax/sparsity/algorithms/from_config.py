@@ -38,7 +38,7 @@ _TIME = re.compile(
     r'\s*(?:([0-9]+)\s*(?:steps?)?|([0-9]+(?:\.[0-9]+)?)\s*%)\s*'
 )
 
-_ASSUMED_STEPS = 10**6  # Of a phase whose length is not known yet.
+_ASSUMED_STEPS = 10**6  # Where the phase's length is not yet known.
 TIMES = (
     'update_every', 'update_from', 'update_until', 'steps', 'start', 'period',
     'transition_steps', 'transition_begin', 'decay_steps', 'warmup_steps',

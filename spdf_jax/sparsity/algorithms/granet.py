@@ -5,6 +5,7 @@ from typing import Any
 
 from spdf_jax import names
 from spdf_jax.sparsity import schedules
+from spdf_jax.sparsity.algorithms import growth
 from spdf_jax.sparsity.algorithms import leafwise
 from spdf_jax.sparsity.algorithms import rigl
 from spdf_jax.sparsity.algorithms.algorithm import Algorithm
@@ -25,6 +26,7 @@ def granet(
     update_until: int,
     update_from: int | None = None,
     drop_fraction: float | Schedule = 0.5,
+    grow: growth.Growth | str = 'gradient',
     distribution: Distribution | str = 'uniform',
     structure: Structure | str = 'unstructured',
     init: MaskMaker | str = 'random',
@@ -51,6 +53,8 @@ def granet(
     drop_fraction: Fraction of the remaining weights that is dropped and
       regrown: a number in (0, 1), which decays to zero at `update_until` by a
       cosine, or a schedule of the step.
+    grow: Scores of growth: `'gradient'`, `'balanced'`, `'random'`, or a
+      function, as of `rigl`.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `igq`, `model_wide`, or `by_pattern`, with which `sparsity` is a mapping
       of patterns; or its name.
@@ -77,10 +81,12 @@ def granet(
     {'w': 0.8}
   """
 
+  scores = growth.growth_of(grow)
+
   def next_mask(units):
     dropped = leafwise.number_dropped(units, units.kept)
     return leafwise.drop_and_grow(
-        units, units.kept - dropped, grow_by=units.grads, regrow_dropped=True
+        units, units.kept - dropped, grow_by=scores(units), regrow_dropped=True
     )
 
   sparsity = schedules.rising(sparsity, update_until)
@@ -94,5 +100,5 @@ def granet(
       structure=structure,
       init=init,
       drop_fraction=rigl.decayed(drop_fraction, update_until),
-      dense_grads=True,
+      dense_grads=grow != 'random',
   )

@@ -216,8 +216,8 @@ def iterative(
   def init(key, params):
     del key
     everything = jax.tree.map(lambda p: jnp.ones(p.shape, bool), params)
-    # Cut even if the first round prunes nothing, because this checks that the
-    # structure and the sparsities of all rounds fit.
+    # Computed even if the first round prunes nothing, because this checks that
+    # the structure and the sparsities of all rounds fit.
     return cut(everything, params, 0)
 
   def update(key, count, mask, params, grads):

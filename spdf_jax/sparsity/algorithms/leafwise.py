@@ -3,13 +3,12 @@
 
 from collections.abc import Callable
 import numbers
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spdf_jax import names
 from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import initial_masks
@@ -20,6 +19,7 @@ from spdf_jax.sparsity import topk
 from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.algorithms import algorithm
 from spdf_jax.sparsity.algorithms.algorithm import Algorithm
+from spdf_jax.sparsity.algorithms.growth import Units
 from spdf_jax.sparsity.counts import ModelTable
 from spdf_jax.sparsity.distributions import Distribution
 from spdf_jax.sparsity.masks import MaskMaker
@@ -30,53 +30,8 @@ PyTree = Any
 _CARRY = 2  # Folded into a leaf's key to round numbers of dropped connections.
 
 
-class Units(NamedTuple):
-  """The units of one leaf: weights, or blocks of weights.
-
-  Arrays are `[..., a, b]`, where the last two axes are one group; counts
-  are int32, one for all groups or one for each.
-  """
-
-  mask: jax.Array
-  """The current mask of the units."""
-
-  weights: jax.Array
-  """The weights, summed where units are blocks."""
-
-  magnitudes: jax.Array
-  """The magnitudes of the weights, summed where units are blocks."""
-
-  grads: jax.Array
-  """The magnitudes of the gradients, summed where units are blocks, including
-  those of pruned weights."""
-
-  key: jax.Array
-  """A typed PRNG key for this leaf and step."""
-
-  kept: jax.Array
-  """Number of units to keep."""
-
-  drop_fraction: jax.Array
-  """Fraction of the connections to drop, as a fixed-point number of `fixed`."""
-
-  carry: jax.Array
-  """Fixed-point numbers below 1 that are added to a product with the fraction,
-  before it is rounded down: 0, or random numbers where a layer has several
-  groups, so that small groups drop the fraction on average."""
-
-
 LeafUpdate = Callable[[Units], jax.Array]
 """`(units) -> mask`: the next mask of the units of a leaf."""
-
-Growth = Callable[[Units], jax.Array | None]
-"""`(units) -> scores`: the pruned units of largest score grow; `None`: random
-ones."""
-
-GROWTHS: dict[str, Growth] = {
-    'gradient': lambda units: units.grads,
-    'random': lambda units: None,
-}
-"""Growth scores by name."""
 
 
 def leafwise(
@@ -140,11 +95,14 @@ def leafwise(
 
     def next_mask(m, w, g, leaf_key, n):
       units_mask = structure.reduce(m).astype(bool)
+      grad_matrices = structure.sums(jnp.abs(g))
       units = Units(
           mask=units_mask,
           weights=structure.reduce(w),
           magnitudes=magnitudes(structure, w),
-          grads=magnitudes(structure, g),
+          grads=structure.group(grad_matrices),
+          grad_matrices=grad_matrices,
+          group=structure.group,
           key=leaf_key,
           kept=n,
           drop_fraction=fraction,
@@ -233,40 +191,14 @@ def update_times_of(
   return schedules.update_times([*steps, stop])
 
 
-def growth_of(value: Growth | str) -> Growth:
-  """Returns growth scores given by name, or themselves.
-
-  Args:
-    value: `(units) -> scores`, or `'gradient'`, `'random'` or
-      `'package.module:function'`.
-
-  Returns:
-    The function.
-
-  Raises:
-    ValueError: `value` is something else, or the name is unknown.
-
-  Example:
-    >>> growth_of('random')(None) is None
-    True
-  """
-  growth = names.by_entry('grow', value, GROWTHS, missing=1)
-  if not callable(growth):
-    raise ValueError(
-        f"grow is {growth!r:.80}; give 'gradient', 'random', or a function "
-        '(units) -> scores.'
-    )
-  return growth
-
-
 def surviving(units: Units) -> jax.Array:
-  """Returns how many connections survive a drop, at most the count to keep."""
+  """Returns the number of units that survive a drop, at most `units.kept`."""
   number = count_kept(units.mask)
   return jnp.minimum(number - number_dropped(units, number), units.kept)
 
 
 def number_dropped(units: Units, number: jax.Array) -> jax.Array:
-  """Returns how many of a number of connections an update drops."""
+  """Returns the number of connections that an update drops."""
   return counts.fraction_of(number, units.drop_fraction, units.carry)
 
 

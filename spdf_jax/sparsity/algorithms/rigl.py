@@ -6,6 +6,7 @@ from typing import Any
 
 from spdf_jax import names
 from spdf_jax.sparsity import schedules
+from spdf_jax.sparsity.algorithms import growth
 from spdf_jax.sparsity.algorithms import leafwise
 from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.distributions import Distribution
@@ -27,7 +28,7 @@ def rigl(
     drop_fraction: float | Schedule = 0.3,
     regrow_dropped: bool = True,
     skip_gradient_step: bool = False,
-    grow: leafwise.Growth | str = 'gradient',
+    grow: growth.Growth | str = 'gradient',
     distribution: Distribution | str = 'uniform',
     structure: Structure | str = 'unstructured',
     init: MaskMaker | str = 'random',
@@ -37,11 +38,11 @@ def rigl(
   At a mask update in step t, a layer with n kept weights drops the
   :math:`\lfloor f_t n \rfloor` of smallest magnitude, with the drop fraction
   :math:`f_t`, and grows as many of largest :math:`|dL/dw|` among all others,
-  including the dropped ones (see `regrow_dropped`). Grown weights start at zero
-  with zero moments. Only mask updates need the gradients of pruned weights:
-  `get_dense_grads` returns whether the next step does, and
-  `spdf_jax.accelerator.sparse_matmul` computes them where its `grad_mask` is
-  `True`.
+  including the dropped ones (see `regrow_dropped`), or of largest other scores
+  (see `grow`). Grown weights start at zero with zero moments. Only mask updates
+  need the gradients of pruned weights: `get_dense_grads` returns whether the
+  next step does, and `spdf_jax.accelerator.sparse_matmul` computes them where
+  its `grad_mask` is `True`.
 
   With a schedule of the sparsity, every mask update keeps the exact scheduled
   count :math:`n_t`: :math:`\max(\lfloor f_t n \rfloor, n - n_t)` weights are
@@ -63,9 +64,11 @@ def rigl(
       paper; it then keeps its value.
     skip_gradient_step: Whether a mask update replaces the gradient step, as in
       the paper; by default the step does both.
-    grow: Scores of growth: `'gradient'`, `'random'`, or a function `(units) ->
-      scores` of `leafwise.Units`, with the gradients of all weights, or its
-      name, `'package.module:function'`.
+    grow: Scores of growth: `'gradient'`; `'balanced'`, the gradient in
+      relation to those of its row and column, so that growth does not gather in
+      few inputs and outputs (see `growth.balanced`); `'random'`; or a function
+      `(units) -> scores` of `growth.Units`, with the gradients of all weights,
+      or its name, `'package.module:function'`.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `igq`, `model_wide`, or `by_pattern`, with which `sparsity` is a mapping
       of patterns; or its name.
@@ -89,7 +92,7 @@ def rigl(
     >>> algorithm.dense_grads_at(99), algorithm.dense_grads_at(100)
     (False, True)
   """
-  scores = leafwise.growth_of(grow)
+  scores = growth.growth_of(grow)
   return leafwise.leafwise(
       sparsity,
       leafwise.update_times_of(

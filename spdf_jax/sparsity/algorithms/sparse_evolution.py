@@ -10,9 +10,10 @@ from spdf_jax import names
 from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import topk
+from spdf_jax.sparsity.algorithms import growth
 from spdf_jax.sparsity.algorithms import leafwise
 from spdf_jax.sparsity.algorithms.algorithm import Algorithm
-from spdf_jax.sparsity.algorithms.leafwise import Units
+from spdf_jax.sparsity.algorithms.growth import Units
 from spdf_jax.sparsity.distributions import Distribution
 from spdf_jax.sparsity.masks import MaskMaker
 from spdf_jax.sparsity.schedules import Schedule
@@ -32,7 +33,7 @@ def sparse_evolution(
     drop_fraction: float | Schedule = 0.3,
     drop: str = 'magnitude',
     regrow_dropped: bool = True,
-    grow: leafwise.Growth | str = 'random',
+    grow: growth.Growth | str = 'random',
     distribution: Distribution | str = 'uniform',
     structure: Structure | str = 'unstructured',
     init: MaskMaker | str = 'random',
@@ -61,10 +62,10 @@ def sparse_evolution(
       zero, and the same fraction of the negative weights.
     regrow_dropped: Whether a weight just dropped may grow again; it then keeps
       its value.
-    grow: Scores of growth: `'random'`, `'gradient'`, or a function `(units) ->
-      scores` of `leafwise.Units`, e.g. of the mask, or its name,
-      `'package.module:function'`. For functions of the gradients of pruned
-      weights use `rigl`, since they are zero here.
+    grow: Scores of growth: `'random'`, `'gradient'`, `'balanced'` (as in
+      `rigl`), or a function `(units) -> scores` of `growth.Units`, e.g. of the
+      mask, or its name, `'package.module:function'`. For functions of the
+      gradients of pruned weights use `rigl`, since they are zero here.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `igq`, `model_wide`, or `by_pattern`, with which `sparsity` is a mapping
       of patterns; or its name.
@@ -90,7 +91,7 @@ def sparse_evolution(
   if drop not in ('magnitude', 'signed'):
     raise ValueError(f"drop is {drop!r}; give 'magnitude' or 'signed'.")
   structure = structures.structure_of(structure)
-  scores = leafwise.growth_of(grow)
+  scores = growth.growth_of(grow)
   if drop == 'signed' and structure is not structures.UNSTRUCTURED:
     raise ValueError(
         f"drop is 'signed', which works without a structure only, but "
@@ -122,7 +123,7 @@ def sparse_evolution(
       structure=structure,
       init=init,
       drop_fraction=drop_fraction,
-      dense_grads=grow == 'gradient',
+      dense_grads=grow in ('balanced', 'gradient'),
   )
 
 
@@ -139,12 +140,12 @@ def _drop_signed(units: Units) -> jax.Array:
     number = leafwise.count_kept(side)
     number -= counts.fraction_of(number, units.drop_fraction)
     survivors |= topk.keep_largest(units.magnitudes, number, among=side)
-  # Where the sparsity rises, more must be dropped.
+  # Where the sparsity rises, more weights must be dropped.
   return topk.keep_largest(units.magnitudes, units.kept, among=survivors)
 
 
 def _restored(units: Units, survivors: jax.Array) -> jax.Array:
-  """Restores the largest dropped units where too few others can grow."""
+  """Restores the largest dropped units where too few others may grow."""
   number = leafwise.not_enough_pruned(units) - leafwise.count_kept(survivors)
   return survivors | topk.keep_largest(
       units.magnitudes, jnp.maximum(number, 0), among=units.mask & ~survivors

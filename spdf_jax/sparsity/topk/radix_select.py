@@ -41,7 +41,7 @@ def over_layers(
 
 
 def _on_the_only(f: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns `jax.vmap(f)` for arguments of one entry."""
+  """Maps `f` over a leading axis of size one, like `jax.vmap`."""
   def on_the_only(*args):
     result = f(*jax.tree.map(lambda x: x.reshape(x.shape[1:]), args))
     return jax.tree.map(lambda x: x[None], result)
@@ -49,7 +49,7 @@ def _on_the_only(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_this_platform(keep: Callable[..., PyTree], *operands: Any) -> PyTree:
-  """Calls `keep(*operands, digit=bits)` with the platform's fastest digits."""
+  """Calls `keep(*operands, digit=bits)` with the platform's fastest `bits`."""
   return jax.lax.platform_dependent(
       *operands,
       cpu=functools.partial(keep, digit=_LONG_DIGIT),

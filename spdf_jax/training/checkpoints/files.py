@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of one checkpoint, read, checked and written."""
+"""The files of one checkpoint, read, checked and written.
+
+Orbax is imported where it is used, since most commands need no checkpoint.
+"""
 
 from collections.abc import Callable, Mapping
 import logging
@@ -11,8 +14,8 @@ import warnings
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
+from spdf_jax.files import reading
 from spdf_jax.files import seal
 from spdf_jax.sparsity import trees
 from spdf_jax.training.checkpoints import identity
@@ -38,9 +41,9 @@ def read_checkpoint(
   Args:
     checkpoint: Directory of the checkpoint.
     abstract: Shapes, dtypes and shardings of the state.
-    config: Config of the run, equal to that of the checkpoint. At the end of a
-      phase, later ones may differ; if the state was densified, the next one
-      must be dense.
+    config: Config of the run, equal to that of the checkpoint but for logging
+      and evaluations, see `state_identity`. At the end of a phase, later ones
+      may differ; if the state was densified, the next one must be dense.
     fingerprints: Fingerprints of the data, equal to those of the checkpoint.
 
   Returns:
@@ -51,41 +54,44 @@ def read_checkpoint(
     ValueError: the checkpoint is damaged: an array, the metadata or the step
       differs from what was saved.
   """
-  meta = workdirs.read_meta(checkpoint)
-  data = _read_data(checkpoint)
-  recorded, sources = data['fingerprints'], dict(fingerprints)
-  if meta.get('densified'):
-    _check_next_phase_is_dense(checkpoint, len(meta['densified']), config)
-  stored, past = identity.refuse_other_past(checkpoint, meta, config)
-  if past:
-    read = {phase.data for phase in stored.phases if phase.name in past}
-    read.add('teacher')  # Both configs have the same loss.
-    recorded, sources = (
-        {k: v for k, v in x.items() if k in read} for x in (recorded, sources)
+  damaged = 'use another checkpoint.'
+  with reading(checkpoint, damaged):
+    meta = workdirs.read_meta(checkpoint)
+    data = _read_data(checkpoint)
+    recorded, sources = data['fingerprints'], dict(fingerprints)
+    if meta.get('densified'):
+      _check_next_phase_is_dense(checkpoint, len(meta['densified']), config)
+    stored, past = identity.refuse_other_past(checkpoint, meta, config)
+    if past:
+      read = {phase.data for phase in stored.phases if phase.name in past}
+      read.add('teacher')  # Both configs have the same loss.
+      recorded, sources = (
+          {k: v for k, v in x.items() if k in read} for x in (recorded, sources)
+      )
+    identity.refuse_difference(checkpoint, 'data', recorded, sources)
+    identity.refuse_difference(
+        checkpoint, 'model', meta['arrays'], identity.describe_arrays(abstract)
     )
-  identity.refuse_difference(checkpoint, 'data', recorded, sources)
-  identity.refuse_difference(
-      checkpoint, 'model', meta['arrays'], identity.describe_arrays(abstract)
-  )
-  if stored.storage != config.storage:
-    logger.info(
-        'checkpoint %s is of a run with storage %r; it is converted to %r '
-        '(checkpoints are dense)',
-        checkpoint, stored.storage, config.storage,
-    )
+    if stored.storage != config.storage:
+      logger.info(
+          'checkpoint %s is of a run with storage %r; it is converted to %r '
+          '(checkpoints are dense)',
+          checkpoint, stored.storage, config.storage,
+      )
   items = _restore(
       checkpoint, params=abstract.params, opt_state=abstract.opt_state
   )
-  numbers = jax.tree.map(
-      lambda value, like: jax.device_put(
-          np.asarray(value, like.dtype), like.sharding
-      ),
-      [data['step'], *data.get('loss_scale', ())],
-      [abstract.step, *jax.tree.leaves(abstract.loss_scale)],
-  )
-  loss_scale = jax.tree.unflatten(
-      jax.tree.structure(abstract.loss_scale), numbers[1:]
-  )
+  with reading(checkpoint, damaged):
+    numbers = jax.tree.map(
+        lambda value, like: jax.device_put(
+            np.asarray(value, like.dtype), like.sharding
+        ),
+        [data['step'], *data.get('loss_scale', ())],
+        [abstract.step, *jax.tree.leaves(abstract.loss_scale)],
+    )
+    loss_scale = jax.tree.unflatten(
+        jax.tree.structure(abstract.loss_scale), numbers[1:]
+    )
   state = TrainState(numbers[0], items.params, items.opt_state, loss_scale)
   _check_digests(checkpoint, meta, state)
   return state
@@ -106,12 +112,13 @@ def _check_digests(
     checkpoint: pathlib.Path, meta: Mapping[str, Any], tree: PyTree
 ) -> None:
   """Raises ValueError if an array is not what was saved."""
-  for name, digest in identity.digest_arrays(tree).items():
-    if digest != meta['digests'][name]:
-      raise ValueError(
-          f'checkpoint {checkpoint} is damaged: array {name} is not what was '
-          'saved; use another checkpoint.'
-      )
+  with reading(checkpoint, 'use another checkpoint.'):
+    for name, digest in identity.digest_arrays(tree).items():
+      if digest != meta['digests'][name]:
+        raise ValueError(
+            f'checkpoint {checkpoint} is damaged: array {name} is not what was '
+            'saved; use another checkpoint.'
+        )
 
 
 def verify_checkpoint(checkpoint: pathlib.Path) -> int:
@@ -127,6 +134,8 @@ def verify_checkpoint(checkpoint: pathlib.Path) -> int:
     ValueError: an array, the metadata or the step differs from what was saved.
     Exception: as orbax raises it for files that cannot be read.
   """
+  import orbax.checkpoint as ocp
+
   meta = workdirs.read_meta(checkpoint)
   _read_data(checkpoint)
   saved = {
@@ -281,6 +290,8 @@ def _read_arrays(
     is_wanted: Callable[[tuple[str, ...]], bool],
 ) -> dict[tuple[str, ...], jax.Array]:
   """Restores some arrays of the optimizer state, by the names of their path."""
+  import orbax.checkpoint as ocp
+
   handler = ocp.PyTreeCheckpointHandler()
   abstract = jax.tree_util.tree_map_with_path(
       lambda path, x: _placed(jax.ShapeDtypeStruct(x.shape, x.dtype))
@@ -319,6 +330,8 @@ def write_params(
   Raises:
     ValueError: the workdir has checkpoints already.
   """
+  import orbax.checkpoint as ocp
+
   workdirs.refuse_saved(workdir)
   checkpoint = pathlib.Path(workdir).absolute() / 'checkpoints' / '0'
   save_json = ocp.args.JsonSave
@@ -339,6 +352,8 @@ def write_params(
 
 
 def _restore(checkpoint: pathlib.Path, **abstract: PyTree) -> Any:
+  import orbax.checkpoint as ocp
+
   args = {
       k: ocp.args.StandardRestore(_placed(v))
       for k, v in abstract.items()

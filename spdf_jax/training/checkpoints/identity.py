@@ -90,8 +90,23 @@ def run_identity(config: RunConfig) -> dict[str, Any]:
   }
 
 
+def state_identity(config: RunConfig) -> dict[str, Any]:
+  """Returns the fields that two runs must share to share their states.
+
+  These are those of `run_identity` without what is logged, saved and, unless a
+  phase ends or is chosen by its evaluations, evaluated.
+  """
+  observing: tuple[str, ...] = ('log_every', 'checkpoints.')
+  if not any(phase.early_stop for phase in config.phases):
+    observing += ('eval_every', 'evaluation.')
+  return {
+      k: v for k, v in run_identity(config).items()
+      if not k.startswith(observing)
+  }
+
+
 def past_identity(config: RunConfig, phases: int) -> dict[str, Any]:
-  """Returns the fields that two runs must share to share their first phases.
+  """Returns the fields that must be equal for runs to have equal first phases.
 
   Later phases that continue the learning rate of the last past phase, or share
   its mask updates at percentages of their steps, are included, since their
@@ -102,7 +117,7 @@ def past_identity(config: RunConfig, phases: int) -> dict[str, Any]:
     phases: Number of phases that are past.
 
   Returns:
-    The fields of `run_identity`, without the later phases and the number of
+    The fields of `state_identity`, without the later phases and the number of
     epochs that they may need.
   """
   while phases < len(config.phases) and (
@@ -112,13 +127,13 @@ def past_identity(config: RunConfig, phases: int) -> dict[str, Any]:
     phases += 1
   past = dataclasses.replace(config, phases=config.phases[:phases])
   return {
-      k: v for k, v in run_identity(past).items()
+      k: v for k, v in state_identity(past).items()
       if not k.startswith('data.max_epochs.')
   }
 
 
 def _share_updates(before: Phase, after: Phase) -> bool:
-  """Returns whether two phases have mask updates at shares of both."""
+  """Returns whether two phases share mask updates given in per cent of both."""
   used = after.resolved_algorithm(None)
   return before.algorithm == after.algorithm and any(
       '%' in str(after.algorithm[name]) for name in used
@@ -131,7 +146,8 @@ def refuse_other_past(
   """Raises MismatchError unless a run can resume from a checkpoint.
 
   From the end of a phase, it may have other phases than those that were to
-  come; within a phase, it has the same config.
+  come; within a phase, it has the same ones. Evaluations may differ unless a
+  phase depends on them.
 
   Args:
     checkpoint: Directory of the checkpoint.
@@ -150,7 +166,7 @@ def refuse_other_past(
   past = tuple(meta.get('densified') or past)
   identity_of = functools.partial(
       past_identity, phases=len(past)
-  ) if past else run_identity
+  ) if past else state_identity
   with names.received(f'checkpoint {checkpoint}', 'name it in your own config'):
     saved = identity_of(stored)
   expected = identity_of(config)

@@ -9,7 +9,6 @@ import types
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from spdf_jax.files import seal
 from spdf_jax.sparsity.state import mask_paths
@@ -57,6 +56,8 @@ class Checkpoints:
       fingerprints: Mapping[str, str],
       densified: Sequence[str] = (),
   ):
+    import orbax.checkpoint as ocp  # Most commands need no checkpoint.
+
     self._densified = list(densified)
     self._phase_ends = dict(phase_ends)
     self._config = config
@@ -88,6 +89,8 @@ class Checkpoints:
       best: Best evaluations of the phases so far, by name; their checkpoints
         are kept, and earlier best ones are not.
     """
+    import orbax.checkpoint as ocp
+
     step = int(state.step)
     self._best_steps.steps = {each.step for each in best.values()}
     if step in self._manager.all_steps():

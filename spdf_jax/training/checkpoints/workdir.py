@@ -27,7 +27,8 @@ PyTree = Any
 logger = logging.getLogger('spdf_jax')
 T = TypeVar('T')
 _NOT_OF_ARRAYS = ('model.dtype', 'model.remat', 'model.dropout')
-_READINGS = 5  # Of a checkpoint that its run may delete meanwhile.
+# Attempts, since a run may delete a checkpoint while it is read.
+_READINGS = 5
 
 CONFIG = 'config.json'
 """File of the config in a working directory."""
@@ -168,7 +169,7 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
           {name: fields[name] for name in fields if name in model},
       )
     identity.refuse_difference(checkpoint, 'model', of_params, expected)
-  # That a densified one is followed by a dense phase is checked with its state.
+  # Whether a dense phase follows a densified state is checked with the state.
   if field == 'resume' and not meta.get('densified'):
     identity.refuse_other_past(checkpoint, meta, config)
 
@@ -301,7 +302,8 @@ def read_source(source: str, read: Callable[[pathlib.Path], T]) -> T:
   for _ in range(_READINGS):
     steps = saved_steps(workdir)
     try:
-      return read(find_checkpoint(source))
+      with files.reading(workdir, 'use another checkpoint.'):
+        return read(find_checkpoint(source))
     except Exception as error:  # A file may be missing from any library's view.
       if saved_steps(workdir) == steps:
         raise

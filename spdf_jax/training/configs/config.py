@@ -287,8 +287,9 @@ def parse_phases(
         'of the names of the phases to run.'
     )
   described = {name: spec for name, spec in phases.items() if name != 'order'}
+  kind = 'phase of phases.order'
   return tuple(
-      _read_phase(name, _merged(defaults, lookup('phase', name, described)))
+      _read_phase(name, _merged(defaults, lookup(kind, name, described)))
       for name in order
   )
 
@@ -354,7 +355,7 @@ def _read_phase(name: str, given: Any) -> Phase:
   fields.check_known(given, _PHASE_FIELDS, path)
   given = {**given, 'name': name, 'steps': None}
   return fields.read_fields(Phase, given, path, {
-      Any: lambda given, path: given,  # The number of steps, not given here.
+      Any: lambda given, path: given,  # The number of steps is not given here.
       Rate: named('learning rate of ', _read_rate),
       EarlyStop | None: named('', _read_unless_empty(EarlyStop, 'metric')),
       float | None: _read_optional(float),

@@ -101,8 +101,8 @@ def resolve_duration(
   if steps < least:
     raise ValueError(
         f'duration {duration!r} is less than one step of {tokens_per_step} '
-        "tokens; make it longer, or remove the phase; as a warm-up or as 'to', "
-        "set '' instead."
+        "tokens; make it longer, or remove the phase; for no warm-up or no "
+        "rewinding, set it to ''."
     )
   return steps
 
@@ -317,7 +317,7 @@ class Phase:
 
   @property
   def notes(self) -> list[str]:
-    """Descriptions of what the phase does to weights beyond training them."""
+    """Descriptions of what the phase does to weights besides training."""
     notes = []
     if self.initial_mask:
       notes.append(f'initial mask: {self.initial_mask}')

@@ -5,10 +5,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import logging
 from typing import Any, NamedTuple
 
+import jax
+
 from spdf_jax import sparsity
+from spdf_jax.sparsity.statistics import Summary
 from spdf_jax.training.configs.early_stop import Best
 from spdf_jax.training.configs.early_stop import EarlyStop
 from spdf_jax.training.configs.phases import Phase
+from spdf_jax.training.loop import mask_record
+from spdf_jax.training.loop import processes
 from spdf_jax.training.plan import planned_sparsities
 from spdf_jax.training.run import Run
 from spdf_jax.training.step import optimizers
@@ -55,6 +60,7 @@ class Evaluations:
     self._run = run
     self._evaluators = evaluators
     self._rows = list(rows)
+    self._has_warned = False
 
   def run(
       self, step: int, state: TrainState
@@ -85,7 +91,7 @@ class Evaluations:
     best = self._update_best(phase, step, row)
     if best is not None:
       row |= best.row
-    # Weights that are not the best are not those that the phase ends with.
+    # Otherwise the phase ends with the best weights of an earlier step.
     is_last = (is_end or ends_early) and (best is None or best.step == step)
     if is_last and not generated:
       row |= self._generate(step, state)
@@ -116,14 +122,47 @@ class Evaluations:
     return row
 
   def _measure(self, step: int, state: TrainState) -> dict[str, Any]:
+    phase = self._run.plan.phase_at(step - 1).name
+    mask = sparsity.get_mask(state.opt_state)
+    summary = sparsity.summarize(
+        mask, state.params, where=self._run.model.where
+    )
+    if self._run.plan.updates_masks and summary.sparsity:
+      self._record(step, phase, mask, state.params, summary)
     row: dict[str, Any] = {
-        'phase': self._run.plan.phase_at(step - 1).name,
-        **_sparsities(self._run, step, state),
+        'phase': phase, **_sparsities(self._run, step, summary),
     }
     params = optimizers.evaluation_params(state.opt_state, state.params)
     for evaluate in self._evaluators.every_time:
       row.update(evaluate(step, params))
     return row
+
+  def _record(
+      self, step: int, phase: str, mask: PyTree, params: PyTree,
+      summary: Summary,
+  ) -> None:
+    """Records masks that move, and warns once where they cut off units."""
+    description = mask_record.describe(
+        mask, params, self._run.model.where, summary,
+        jax.sharding.NamedSharding(
+            self._run.programs.mesh, jax.sharding.PartitionSpec()
+        ),
+    )
+    if not processes.is_main_process():
+      return
+    mask_record.write(self._run.workdir, step, phase, description)
+    cut = {k: x for k, x in summary.layers.items() if x.cuts_off_units}
+    if cut and not self._has_warned:
+      self._has_warned = True
+      name = max(cut, key=lambda name: cut[name].cut_off)
+      layer = cut[name]
+      logger.warning(
+          'step %d: %.1f%% of the inputs and outputs of %r keep no weight and '
+          'do not learn, where a random mask has %.1f%% (layers concerned: %d '
+          "of %d); where growth gathers in few of them, set grow='balanced'.",
+          step, 100 * layer.cut_off, name, 100 * layer.cut_off_at_random,
+          len(cut), len(summary.layers),
+      )
 
   def _generate(self, step: int, state: TrainState) -> dict[str, Any]:
     row: dict[str, Any] = {}
@@ -151,10 +190,8 @@ def _show(step: int, row: Mapping[str, Any]) -> None:
     logger.info('step %d: %s', step, values)
 
 
-def _sparsities(run: Run, step: int, state: TrainState) -> dict[str, float]:
+def _sparsities(run: Run, step: int, summary: Summary) -> dict[str, float]:
   """Returns the measured and the planned sparsity of all layers."""
-  mask = sparsity.get_mask(state.opt_state)
-  summary = sparsity.summarize(mask, state.params, where=run.model.where)
   planned = planned_sparsities(
       run.plan, step - 1, run.programs.abstract_state.params, run.model.where
   )

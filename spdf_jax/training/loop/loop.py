@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import contextlib
 import logging
 import os
-import pathlib
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from spdf_jax.training.loop import writers as metric_writers
 from spdf_jax.training.loop.evaluations import Evaluations
 from spdf_jax.training.loop.evaluations import Evaluators
 from spdf_jax.training.loop.metrics import MetricWriter
-from spdf_jax.training.loop.metrics import read_rows
+from spdf_jax.training.loop.metrics import read_last_rows
 from spdf_jax.training.loop.profiling import Profiler
 from spdf_jax.training.run import Run
 from spdf_jax.training.step import losses
@@ -91,7 +90,7 @@ def train(
           'run.open before train.'
       )
     step = start = int(state.step)
-    rows = _rows_until(run.workdir, start)
+    rows = _earlier_rows(run, start)
     if not rows and start >= run.config.log_every and saved_steps(run.workdir):
       logger.warning(
           'metrics.jsonl has no rows although training resumes from step %d of '
@@ -140,7 +139,8 @@ def train(
           best = evaluations.best_of(step)
           if best is not None and best.step != step and (ends or ends_early):
             values = states.step_values(dense)
-            del dense, state  # Not held beside the best state.
+            # Frees this state before the best one is restored.
+            del dense, state
             dense = state = run.checkpoints.restore_best(
                 best, run.programs.abstract_state, values
             )
@@ -169,7 +169,7 @@ def take_step(
     batch: Any,
     step: int,
 ) -> tuple[Any, dict[str, Any]]:
-  """Takes a training step, repeated while gradients overflow in float16.
+  """Takes a training step, and repeats it while float16 gradients overflow.
 
   A step that overflows changes only the loss scale, and is repeated on the same
   batch, so that data, phases and masks stay in step.
@@ -211,14 +211,19 @@ def _open_writers(
     return metric_writers.AllWriters([])
   return metric_writers.AllWriters([
       MetricWriter(run.workdir / 'metrics.jsonl', start),
-      *(
-          open_writer(run.workdir, run.config.as_dict(), start)
-          for open_writer in writers
+      *metric_writers.open_all(
+          writers, run.workdir, run.config.as_dict(), start
       ),
   ])
 
 
-def _rows_until(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
-  path = workdir / 'metrics.jsonl'
-  rows = read_rows(path) if path.exists() else []
-  return [row for row in rows if row['step'] <= step]
+def _earlier_rows(run: Run, step: int) -> list[dict[str, Any]]:
+  """Returns the last rows before a restart, as far as training needs them."""
+  path = run.workdir / 'metrics.jsonl'
+  if not step or not path.is_file():
+    return []
+  # These have the number of skipped steps, and those skipped in a row.
+  after = step - run.config.log_every - run.config.max_skipped_steps - 1
+  if run.plan.phase_at(step - 1).early_stop is not None:
+    after = min(after, max(x for x in run.plan.starts if x < step))
+  return read_last_rows(path, after, step)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of a run, a file of JSON lines."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import hashlib
 import json
 import logging
 import math
 import os
 import pathlib
-from typing import Any, TextIO
+import shutil
+import sys
+from typing import Any, BinaryIO, TextIO
 
 from spdf_jax import files
 
@@ -55,8 +57,9 @@ class MetricWriter:
     """Flushes and closes the file, and writes its digest beside it."""
     self.flush()
     self._file.close()
-    digest = self._path.with_name(_DIGEST)
-    files.write_atomically(digest, f'{_digest_of(self._path)}\n')
+    with self._path.open('rb') as file:
+      digest = hashlib.file_digest(file, 'sha256').hexdigest()
+    files.write_atomically(self._path.with_name(_DIGEST), f'{digest}\n')
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -70,42 +73,40 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     last line.
 
   Raises:
+    OSError: the file cannot be read.
     ValueError: a line is not a row of `MetricWriter`; the message has its
       number.
   """
-  rows = []
-  for number, row in _numbered_objects(path):
-    place = f'{path} line {number}'
-    if not _is_step(row.get('step')):
-      raise ValueError(
-          f'{place} has no integer "step": {json.dumps(row)[:80]}; {_MEND}'
-      )
-    for name, value in row.items():
-      if '/' in name and not isinstance(value, (int, float, type(None))):
-        raise ValueError(
-            f'{place} has the value {value!r:.80} of {name!r:.80}, which is '
-            f'not a number; {_MEND}'
-        )
-    rows.append(row)
-  digest = pathlib.Path(path).with_name(_DIGEST)
-  if digest.is_file() and digest.read_bytes().split() != [
-      _digest_of(path).encode()
-  ]:
-    logger.warning(
-        '%s is not as its run wrote it, by the digest in %s; restore it from '
-        'a copy, or delete the digest if you changed the file.', path, digest
-    )
+  digest = hashlib.sha256()
+  rows = list(_objects(path, _parse_row, digest.update))
+  _warn_of_change(pathlib.Path(path), digest.hexdigest())
   return rows
 
 
-def _is_step(value: Any) -> bool:
-  """Returns whether a value is a step, which fits in 64 bits."""
-  is_int = isinstance(value, int) and not isinstance(value, bool)
-  return is_int and 0 <= value < 1 << 63
+def read_last_rows(
+    path: str | os.PathLike[str], after: int, until: int
+) -> list[dict[str, Any]]:
+  """Reads the rows of an interval of steps, from the end of the file.
 
+  Args:
+    path: The file, whose steps do not decrease.
+    after: Step after which rows are returned; no earlier ones are read.
+    until: Step up to which rows are returned.
 
-def _digest_of(path: str | os.PathLike[str]) -> str:
-  return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+  Returns:
+    The rows, in the order of their lines.
+
+  Raises:
+    ValueError: a line that is read is not a row of `MetricWriter`.
+  """
+  rows = []
+  with pathlib.Path(path).open('rb') as file:
+    for _, row in _rows_from_end(file):
+      if row['step'] <= after:
+        break
+      if row['step'] <= until:
+        rows.append(row)
+  return rows[::-1]
 
 
 def last_values(
@@ -133,46 +134,108 @@ def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     The objects, without an incomplete last line.
 
   Raises:
+    OSError: the file cannot be read.
     ValueError: a line is not a JSON object; the message has its number.
   """
-  return [row for _, row in _numbered_objects(path)]
+  return list(_objects(path, _parse))
 
 
-def _numbered_objects(
+def _objects(
     path: str | os.PathLike[str],
-) -> Iterator[tuple[int, dict[str, Any]]]:
-  path = pathlib.Path(path)
-  if path.exists() and not path.is_file():
-    raise ValueError(f'{path} is not a regular file; restore it.')
-  lines = path.read_bytes().split(b'\n')
-  for number, line in enumerate(lines, start=1):
+    parse: Callable[[bytes], dict[str, Any]],
+    seen: Callable[[bytes], None] = lambda line: None,
+) -> Iterator[dict[str, Any]]:
+  """Yields the objects of a file; calls `seen` with every line."""
+  number, line = 0, b''
+  with files.reading(path, _MEND), pathlib.Path(path).open('rb') as file:
+    try:
+      for line in file:
+        number += 1
+        seen(line)
+        if line.strip():
+          yield parse(line)
+    except Exception as error:
+      if line.strip() and not line.endswith(b'\n'):
+        return  # The write was cut off.
+      with files.reading(f'{path} line {number}', _MEND):
+        raise error
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+  # A million rows have the same names, which are held once.
+  return {sys.intern(name): x for name, x in json.loads(line).items()}
+
+
+def _parse_row(line: bytes) -> dict[str, Any]:
+  row = _parse(line)
+  if not 0 <= row['step'] < 1 << 63:
+    raise ValueError(f'step is {row["step"]}')
+  return row
+
+
+def _rows_from_end(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Yields rows and the offsets of their ends, the last row first."""
+  size = file.seek(0, os.SEEK_END)
+  for end, line in _lines_from_end(file):
     if not line.strip():
       continue
     try:
-      row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-      if number == len(lines):  # Without a newline, the write was cut off.
-        return
-      raise ValueError(
-          f'{path} line {number} is not JSON ({error}); {_MEND}'
-      ) from error
-    if not isinstance(row, dict):
-      raise ValueError(
-          f'{path} line {number} holds {row!r:.40}, which is not a JSON '
-          f'object; {_MEND}'
-      )
-    yield number, row
+      row = _parse_row(line)
+    except Exception as error:
+      if end == size:  # The write was cut off.
+        continue
+      with files.reading(f'{file.name} before byte {end}', _MEND):
+        raise error
+    yield end, row
+
+
+def _lines_from_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+  """Yields lines and the offsets of their ends, the last line first."""
+  start, held = file.seek(0, os.SEEK_END), b''
+  while start:
+    size = min(start, max(len(held), 1 << 16))
+    start -= size
+    file.seek(start)
+    held = file.read(size) + held
+    end = start + len(held)
+    held, *lines = held.split(b'\n')
+    for line in reversed(lines):
+      yield end, line
+      end -= len(line) + 1
+  yield len(held), held
 
 
 def _cut_back(path: pathlib.Path, step: int) -> None:
-  rows = read_rows(path) if path.exists() else []
-  kept = [row for row in rows if row['step'] <= step]
-  cut = [row for row in rows if row['step'] > step]
-  if cut:
-    copy = path.with_name('metrics_cut.jsonl')
-    with _open_to_append(copy) as file:
-      file.writelines(map(_to_line, cut))
-  files.write_atomically(path, ''.join(map(_to_line, kept)))
+  """Removes the rows after a step, which are the last ones of the file."""
+  if not path.is_file():
+    return
+  with path.open('rb') as file:
+    _warn_of_change(path, hashlib.file_digest(file, 'sha256').hexdigest())
+    ends = (end for end, row in _rows_from_end(file) if row['step'] <= step)
+    kept = next(ends, 0)
+    file.seek(kept)
+    cut = file.read()
+    if cut == b'\n':  # No row is after the step.
+      return
+    if cut.strip():
+      with _open_to_append(path.with_name('metrics_cut.jsonl')) as copy:
+        copy.write(cut.decode('utf-8', 'replace').strip() + '\n')
+    with files.replacing(path) as temporary, temporary.open('wb') as new:
+      file.seek(0)
+      shutil.copyfileobj(file, new)
+      new.seek(kept)
+      new.write(b'\n' if kept else b'')
+      new.truncate()
+
+
+def _warn_of_change(path: pathlib.Path, digest: str) -> None:
+  """Warns if a file has another digest than that written beside it."""
+  stored = path.with_name(_DIGEST)
+  if stored.is_file() and stored.read_bytes().split() != [digest.encode()]:
+    logger.warning(
+        '%s is not as its run wrote it, by the digest in %s; restore it from '
+        'a copy, or delete the digest if you changed the file.', path, stored
+    )
 
 
 def _open_to_append(path: pathlib.Path) -> TextIO:

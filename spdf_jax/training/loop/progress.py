@@ -48,7 +48,7 @@ class LiveLine:
     self._shown = 0
 
   def show(self, line: str, *, last: bool = False) -> None:
-    """Shows a line instead of the one before it; the last one stays."""
+    """Replaces the line; the last one stays."""
     if self.overwrites:
       # Notebooks ignore the code that erases a line, so it is padded.
       text = '\r' + line.ljust(self._shown) + ('\n' if last else '')
@@ -240,7 +240,7 @@ class TrainLog:
 def skipped_in(
     rows: Sequence[Mapping[str, Any]], step: int
 ) -> tuple[int, int]:
-  """Returns the number of skipped steps up to a step, and of the last in a row.
+  """Returns the numbers of all skipped steps, and of the last ones in a row.
 
   Args:
     rows: Rows of `metrics.jsonl`, which has all skipped steps.

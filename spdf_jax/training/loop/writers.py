@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writers of metrics to dashboards, beside `metrics.jsonl`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import logging
 import os
 import pathlib
@@ -34,6 +34,37 @@ Open = Callable[[pathlib.Path, Mapping[str, Any], int], Writer]
 """A function `(workdir, config, step)` that opens a writer: working directory
 of the run, its config, JSON-able, and the step that it resumes from.
 """
+
+
+def open_all(
+    writers: Iterable[Open], workdir: pathlib.Path, config: Mapping[str, Any],
+    step: int,
+) -> list[Writer]:
+  """Opens writers to dashboards, without those that fail, which are warned of.
+
+  Args:
+    writers: Functions that open writers.
+    workdir: Working directory of the run.
+    config: Config of the run, JSON-able.
+    step: Step that the run resumes from.
+
+  Returns:
+    The open writers.
+  """
+  opened = []
+  for open_writer in writers:
+    try:
+      opened.append(open_writer(workdir, config, step))
+    except Exception as error:  # A dashboard may raise any exception.
+      _warn(getattr(open_writer, '__name__', repr(open_writer)), error)
+  return opened
+
+
+def _warn(name: str, error: Exception) -> None:
+  _logger.warning(
+      '%s failed (%s: %s), so it gets no more metrics; metrics.jsonl has all '
+      'of them.', name, type(error).__name__, error,
+  )
 
 
 class AllWriters:
@@ -72,11 +103,7 @@ class AllWriters:
         if writer is self._writers[0]:
           raise
         self._writers.remove(writer)
-        _logger.warning(
-            '%s failed (%s: %s), so it gets no more metrics; metrics.jsonl has '
-            'all of them.',
-            type(writer).__name__, type(error).__name__, error,
-        )
+        _warn(type(writer).__name__, error)
 
 
 class TensorBoardWriter:

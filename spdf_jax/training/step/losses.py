@@ -17,7 +17,7 @@ PyTree = Any
 _FIRST_SCALE = 2.0**16
 LEAST_SCALE = 1.0
 _SCALE_FACTOR = 2.0
-_GROWTH_INTERVAL = 2000  # Steps.
+_GROWTH_INTERVAL = 2000  # Steps without an overflow.
 
 
 class Sums(NamedTuple):

@@ -84,7 +84,7 @@ def sparse_steps(
   if is_cpu and not native.is_available(dtype):
     return None
   if is_cpu and in_blocks and dtype == 'bfloat16':
-    native.has_matrix_unit()  # Logs why one is not used.
+    native.has_matrix_unit()  # Logs why the matrix unit is not used.
   crossover = 0.0
   if matmul == 'auto':
     crossover = crossovers.crossover(
@@ -94,7 +94,7 @@ def sparse_steps(
 
 
 def are_in_blocks(algorithms: Iterable[Mapping[str, Any]], width: int) -> bool:
-  """Returns whether all masks consist of the blocks that kernels multiply.
+  """Returns whether all masks consist of whole 32 x 32 blocks.
 
   Args:
     algorithms: Algorithms of sparse phases, as `create_algorithm` reads them.

@@ -39,7 +39,7 @@ _FROM_MODEL = (*_MASKS, 'muon_weight_dimension_numbers')
 
 
 def _constructors() -> dict[str, Constructor]:
-  """Collects the functions of optax that make an optimizer of a rate."""
+  """Collects the functions of optax from a learning rate to an optimizer."""
   constructors = {}
   for module in (optax, optax.contrib):
     for name, function in vars(module).items():
@@ -420,7 +420,7 @@ def _sparse(
   if plan.thresholds:
     tx = threshold_by(inner, plan.algorithm, where=where)
     if plan.updates_masks:
-      tx = tracking.track_masks(tx, plan.algorithm)
+      tx = tracking.track_masks(tx, plan.algorithm, where)
   else:
     revive = plan.revive and sparsity.scaled_normal(plan.revive)
     tx = sparsity.sparsify(
@@ -436,7 +436,7 @@ _is_schedule_free = lambda x: isinstance(x, optax.contrib.ScheduleFreeState)
 
 
 def evaluation_params(opt_state: PyTree, params: PyTree) -> PyTree:
-  """Returns the parameters at which the optimizer is to be evaluated.
+  """Returns the parameters at which the model is evaluated.
 
   A schedule-free optimizer computes gradients at another point than the average
   of its iterates, which is the model.
@@ -465,7 +465,7 @@ def evaluation_params(opt_state: PyTree, params: PyTree) -> PyTree:
 
 
 def schedule_free_path(opt_state: PyTree) -> tuple[str, ...] | None:
-  """Returns the path of the state of a schedule-free optimizer, if there is."""
+  """Returns the path of a schedule-free optimizer's state, or `None`."""
   for path, leaf in jax.tree_util.tree_leaves_with_path(
       opt_state, is_leaf=_is_schedule_free
   ):

@@ -63,7 +63,7 @@ def create_state(
 def with_dense_grads(
     state: TrainState, algorithm: sparsity.Algorithm
 ) -> TrainState:
-  """Returns a state whose next step has the gradients that a mask needs.
+  """Updates whether the next step computes gradients of pruned weights.
 
   Each step stores whether the next one needs gradients of pruned weights. This
   is no longer true if the next step has become the first of a phase.
@@ -88,7 +88,7 @@ def with_dense_grads(
 
 
 def step_values(state: TrainState) -> TrainState:
-  """Returns the values of a state that a best state does not replace.
+  """Returns the scalars of a state, which restoring the best weights keeps.
 
   These are all scalars, such as counts, the loss scale, and the snapshot of
   `rewind_weights`; arrays of the parameters, the masks and the optimizer's

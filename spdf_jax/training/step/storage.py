@@ -85,7 +85,7 @@ def choose_storage(
 def _obstacle(
     config: RunConfig, plan: Plan, mesh: jax.sharding.Mesh
 ) -> str | None:
-  """Returns what needs dense arrays, and what to do; `None`: nothing."""
+  """Returns what needs dense arrays and the fix, or `None`."""
   if isinstance(config.optimizer, NamedOptimizer):
     return (
         f'the optimizer is {config.optimizer.name!r}, but compact storage '

@@ -24,7 +24,10 @@ def check_teacher(source: str, vocab_size: int, length: int) -> None:
     vocab_size: Vocabulary of the model.
     length: Largest number of tokens of a sequence.
   """
-  config = teacher_config(source)
+  try:
+    config = teacher_config(source)
+  except ValueError as error:
+    raise ValueError(f'loss.teacher: {error}') from error
   if config.vocab_size != vocab_size:
     raise ValueError(
         f'loss.teacher {source!r} has a vocabulary of {config.vocab_size} and '
