@@ -3,7 +3,7 @@ r"""Trains weight-sparse GPTs and finds circuits: --study=NAME --output=DIR.
   python -m experiments.readable --study=losses --output=runs/readable
   python -m experiments.readable --study=speed --output=runs/readable
   python -m experiments.readable --study=circuit --output=runs/readable \
-    --runs=runs/readable/runs/width128-kept64-0,runs/readable/runs/width64-kept1-0
+    --runs=runs/readable/runs/width128-kept16-0
 
 losses: trains configs/weight_sparse.py at every width and kept fraction, and
 two of these with three seeds, in DIR/runs; writes the validation loss over the

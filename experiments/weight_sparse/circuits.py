@@ -107,7 +107,7 @@ def ablated_logits(
 
   Args:
     model: The model.
-    params: Its parameters.
+    params: Parameters of the model.
     means: Means of all nodes, see `mean_activations`.
     gates: 1 for nodes of the circuit, 0 for those at their mean.
     tokens: Tokens [N, L].
@@ -165,12 +165,12 @@ def learn_thresholds(
 
   Args:
     model: The model.
-    params: Its parameters.
+    params: Parameters of the model.
     means: Means of all nodes.
     prompts: Prompts to learn from, all in each step.
     penalty: Price of a hundred nodes, in nats.
     steps: Number of steps of Adam.
-    rate: Its learning rate.
+    rate: Learning rate of Adam.
 
   Returns:
     The thresholds; the larger, the more a node is needed.
@@ -217,7 +217,7 @@ def smallest(
 
   Args:
     model: The model.
-    params: Its parameters.
+    params: Parameters of the model.
     means: Means of all nodes.
     thresholds: Thresholds, whose order is that of the nodes.
     prompts: Prompts to evaluate on.
@@ -298,7 +298,7 @@ def edges(
 
   Args:
     model: The model.
-    params: Its parameters.
+    params: Parameters of the model.
     nodes: Indices of channels, by location.
 
   Returns:
@@ -383,7 +383,7 @@ def find(
 
   Args:
     model: The model.
-    params: Its parameters.
+    params: Parameters of the model.
     corpus: Tokens [N, L] over which nodes have their means.
     train: Prompts from which thresholds are learned.
     test: Prompts on which circuits are compared.

@@ -64,7 +64,7 @@ def plot_circuit(
 
   Args:
     model: The model.
-    params: Its parameters.
+    params: Parameters of the model.
     circuit: The circuit.
 
   Returns:

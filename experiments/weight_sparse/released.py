@@ -42,10 +42,10 @@ def write(
   Args:
     folder: Folder for the two files, which is created.
     model: The model.
-    params: Its parameters.
+    params: Parameters of the model.
 
   Raises:
-    ImportError: PyTorch is not installed.
+    ImportError: `torch` is not installed.
   """
   torch = extras.require('torch', None)
   folder = pathlib.Path(folder)
@@ -75,7 +75,7 @@ def read(
     table of bigrams.
 
   Raises:
-    ImportError: PyTorch is not installed.
+    ImportError: `torch` is not installed.
     ValueError: the model has parts that `WeightSparseGPT` lacks, or a weight is
       missing or has another shape.
     OSError: a file is missing.
