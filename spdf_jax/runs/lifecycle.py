@@ -154,15 +154,15 @@ def spent_before(run: Run) -> SpentBefore:
     return read.FROM_SCRATCH
   workdir, _, _ = split_source(source)
   try:
-    step = int(training.find_checkpoint(source).name)
-    earlier = read.read_run(workdir)
+    with files.reading(workdir, 'train its run anew.'):
+      step = int(training.find_checkpoint(source).name)
+      return curves.spent_before(
+          source, read.read_run(workdir), step, resumed=bool(config.resume)
+      )
   except (OSError, ValueError) as error:
     logger.info('what %s took is not counted: %s', source, error)
     seconds = None if config.resume else 0.0
     return SpentBefore(source, is_recorded=False, seconds=seconds)
-  return curves.spent_before(
-      source, earlier, step, resumed=bool(config.resume)
-  )
 
 
 def bigram_baseline(run: Run) -> dict[str, float] | None:

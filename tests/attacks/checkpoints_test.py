@@ -19,6 +19,7 @@ from experiments.scores import language_models
 from experiments.verify import verify
 from spdf_jax import training
 from spdf_jax.files import seal
+from spdf_jax.runs import lifecycle
 from spdf_jax.training.checkpoints import files as checkpoint_files
 from spdf_jax.training.checkpoints.manager import Checkpoints
 from spdf_jax.training.checkpoints.workdir import read_source
@@ -274,6 +275,9 @@ READERS = {
         lambda source, folder: language_models.read_model(source)],
     'experiments/scores/ancestry.py': [
         lambda source, folder: ancestry.read_ancestry(source)],
+    'spdf_jax/runs/lifecycle.py': [
+        lambda source, folder: lifecycle.spent_before(
+            tiny_run.make_run(init_from=source))],
     'spdf_jax/training/checkpoints/files.py': [
         lambda source, folder: checkpoint_files.verify_checkpoint(
             training.find_checkpoint(source)),
@@ -380,5 +384,5 @@ def test_a_checkpoint_that_its_run_replaces_is_read_from_the_next(workdir):
   def fail(checkpoint):
     raise OSError('not its fault')
 
-  with pytest.raises(OSError, match='not its fault'):
+  with pytest.raises(ValueError, match='OSError: not its fault'):
     read_source(source, fail)

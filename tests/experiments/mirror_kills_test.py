@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.process]
 WRITER = '''
 import pathlib, shutil, sys, time
 from experiments.launch import mirror
+from spdf_jax import files
 from spdf_jax.training.checkpoints import workdir as workdirs
 
 sound, workdir, bucket, log = map(pathlib.Path, sys.argv[1:])
@@ -54,7 +55,8 @@ with mirror.mirrored(workdir, str(bucket)):
       (workdir / 'checkpoints').mkdir(exist_ok=True)
       (workdir / '.part').rename(workdir / f'checkpoints/{step}')
       for name in ('config.json', 'metrics.jsonl'):
-        shutil.copy(sound / name, workdir / name)
+        with files.replacing(workdir / name) as whole:
+          shutil.copy(sound / name, whole)
       for old in workdirs.saved_steps(workdir)[:-2]:
         shutil.rmtree(workdir / f'checkpoints/{old}')
       print(step, flush=True)
