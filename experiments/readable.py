@@ -208,39 +208,39 @@ def _circuits(output: pathlib.Path, points: list[Any]) -> Iterator[str]:
     raise ValueError('--runs is empty; give the workdirs of trained runs.')
   rows = []
   for workdir in map(pathlib.Path, _RUNS.value):
-    model, params, loss, circuit = circuit_of(workdir, _TARGET.value)
-    rows.append(dict(run=workdir.name, loss=loss, circuit=None))
+    model, params, prompts, corpus = _task_of(workdir)
+    loss = runs.read_run(workdir).rows[-1]['validation/loss']
+    whole, right = circuits.solved(model, params, prompts[1])
+    rows.append(dict(
+        run=workdir.name, loss=loss, task_loss=whole, accuracy=right,
+        circuit=None,
+    ))
+    yield (
+        f'{workdir.name}: validation loss {loss:.3f}; with all nodes the task '
+        f'has the loss {whole:.3f}, {right:.0%} right.'
+    )
+    circuit = circuits.find(model, params, corpus, *prompts, _TARGET.value)
     if circuit is None:
-      yield (
-          f'{workdir.name} (validation loss {loss:.3f}) does not reach the '
-          f'loss {_TARGET.value:g} of the task; it has no circuit.'
-      )
+      yield f'This does not reach {_TARGET.value:g}: there is no circuit.'
       continue
     rows[-1]['circuit'] = dataclasses.asdict(circuit)
     path = output / f'{workdir.name}.png'
     style.save(figures.plot_circuit(model, params, circuit), path)
     yield (
-        f'{workdir.name} (validation loss {loss:.3f}): {circuit.size} nodes '
-        f'and {circuit.edges} weights reach {circuit.loss:.3f}, '
-        f'{circuit.accuracy:.0%} right; {path} is written.'
+        f'{circuit.size} nodes and {circuit.edges} weights reach '
+        f'{circuit.loss:.3f}, {circuit.accuracy:.0%} right; {path} is written.'
     )
   json_files.write_json(output / 'circuits.json', rows, indent=1)
 
 
-def circuit_of(
-    workdir: pathlib.Path, target: float
-) -> tuple[models.WeightSparseGPT, Any, float, circuits.Circuit | None]:
-  """Finds the circuit of a run that closes quotes.
+def _task_of(workdir: pathlib.Path) -> tuple[
+    models.WeightSparseGPT, Any, list[circuits.Prompts], np.ndarray
+]:
+  """Returns the model and parameters of a run, prompts and text of its corpus.
 
-  Args:
-    workdir: Workdir of a finished run of `configs/weight_sparse.py`.
-    target: Loss of the task that the circuit reaches.
-
-  Returns:
-    The model, its parameters, its validation loss and the circuit, if it has
-    one.
+  Words of the prompts are frequent ones of the text; every other word is for
+  learning, the others are for comparing.
   """
-  record = runs.read_run(workdir)
   stored = json.loads((workdir / 'config.json').read_text())
   run = training.Run.create(stored)
   model, _ = models.make_model(**run.config.model.sizes.arguments)
@@ -256,12 +256,11 @@ def circuit_of(
       word for word, _ in
       Counter(re.findall('[a-z]{3,9}', text)).most_common(_WORDS)
   ]
-  train, test = (
+  prompts = [
       circuits.quote_prompts(tokenizer.encode, words[i::2], _LENGTH)
       for i in range(2)
-  )
-  circuit = circuits.find(model, params, corpus, train, test, target)
-  return model, params, record.rows[-1]['validation/loss'], circuit
+  ]
+  return model, params, prompts, corpus
 
 
 if __name__ == '__main__':

@@ -368,6 +368,17 @@ def quote_prompts(
   return Prompts(np.array(tokens, np.int32), np.array(answers, np.int32))
 
 
+def solved(
+    model: models.WeightSparseGPT, params: PyTree, prompts: Prompts
+) -> tuple[float, float]:
+  """Returns the loss and the accuracy of a task with all nodes."""
+  logits = model.apply({'params': params}, prompts.tokens)[:, -1]
+  return (
+      float(task_loss(logits, prompts.answers)),
+      float(accuracy(logits, prompts.answers)),
+  )
+
+
 def find(
     model: models.WeightSparseGPT,
     params: PyTree,
