@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Iterator
 import dataclasses
 import itertools
-import json
 import pathlib
 import re
 from typing import Any
@@ -74,7 +73,7 @@ _STEPS = flags.DEFINE_integer(
     'steps', 2000, 'Steps of losses.', 10, flag_values=FLAGS
 )
 _RUNS = flags.DEFINE_list(
-    'runs', [], 'Workdirs of circuit, of runs of configs/weight_sparse.py.',
+    'runs', [], 'Workdirs of circuit, of runs of losses.',
     flag_values=FLAGS,
 )
 _TARGET = flags.DEFINE_float(
@@ -241,8 +240,13 @@ def _task_of(workdir: pathlib.Path) -> tuple[
   Words of the prompts are frequent ones of the text; every other word is for
   learning, the others are for comparing.
   """
-  stored = json.loads((workdir / 'config.json').read_text())
-  run = training.Run.create(stored)
+  name = re.fullmatch(r'width(\d+)-kept(\d+)-(\d+)', workdir.name)
+  if not name:
+    raise ValueError(
+        f'--runs has {workdir}, which --study=losses has not written; give '
+        'folders of its runs, such as width64-kept4-0.'
+    )
+  run = training.Run.create(config_of(*map(int, name.groups()), _STEPS.value))
   model, _ = models.make_model(**run.config.model.sizes.arguments)
   params = training.read_params(
       training.find_checkpoint(str(workdir)), run.programs.abstract_state.params

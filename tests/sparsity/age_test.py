@@ -154,5 +154,5 @@ def test_a_reset_of_the_moments_resets_the_ages():
     (optax.scale_by_novograd(), 'ScaleByNovogradState'),
 ])
 def test_an_optimizer_without_second_moments_of_weights_is_refused(inner, name):
-  with pytest.raises(ValueError, match=f'state {name}, which has no count and'):
+  with pytest.raises(ValueError, match=f'state {name}, which lacks a count'):
     spdf.with_age(inner).init(PARAMS)

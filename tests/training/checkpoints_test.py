@@ -147,7 +147,6 @@ NAMED_MASK = {
     ),
     lambda: optax.MultiSteps(optax.chain(flags(), sparse(0.5)), 2),
     lambda: optax.chain(sparse(0.5), sparse(0.75, optax.identity())),
-    lambda: sparse(0.5, sparse(0.75)),
 ])
 def test_masks_are_read_wherever_the_optimizer_holds_them(make, tmp_path):
   state = create_state(NAMED_MASK, make(), None)

@@ -409,7 +409,7 @@ def test_phases_without_a_name_of_their_own_are_refused():
     Plan(())
   with pytest.raises(ValueError, match=r"named \['p0', 'p0'\]"):
     make_plan({}, order=['p0', 'p0'])
-  with pytest.raises(ValueError, match="phase 'q1' is unknown.*'p0'"):
+  with pytest.raises(ValueError, match="phases.order 'q1' is unknown.*'p0'"):
     make_plan({}, order=['q1'])
 
 
