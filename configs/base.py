@@ -53,8 +53,8 @@ def get_config() -> ml_collections.ConfigDict:
       data='corpus',  # source of batches: corpus or task
       batch_size=8, length=128,  # sequences per step, tokens per sequence
       algorithm=dict(
-          # dense, static, set, rigl, gmp, granet, iterative, partition, or your
-          # own; each takes those of the arguments below that it knows.
+          # dense, static, set, rigl, gmp, granet, hard_threshold, iterative,
+          # partition, or your own; each takes the arguments that it knows.
           name='dense',
           sparsity=0.0,  # of the hidden matrices, in [0, 1)
           update_every='5%', update_until='75%',  # of the phase, or '100 steps'

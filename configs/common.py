@@ -7,7 +7,9 @@ from typing import Any
 import ml_collections
 from ml_collections.config_dict import FieldReference
 
-ALGORITHMS = ('dense', 'static', 'set', 'rigl', 'gmp', 'granet')
+ALGORITHMS = (
+    'dense', 'static', 'set', 'rigl', 'gmp', 'granet', 'hard_threshold',
+)
 """Algorithms of one phase, by the names of `create_algorithm`."""
 
 PRUNING = ('iterative', 'lottery')

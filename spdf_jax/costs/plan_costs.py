@@ -219,7 +219,7 @@ def find_spans(
   Returns:
     The spans of each phase.
   """
-  changes = np.union1d(plan.update_steps, plan.starts).tolist()
+  changes = np.union1d(plan.sparsity_steps, plan.starts).tolist()
   sparsities = dict(zip(changes, map(sparsity_at, changes)))
   dense = plan.dense_grads_steps
   before = sparsities[0]

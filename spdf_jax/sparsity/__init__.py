@@ -26,6 +26,7 @@ from spdf_jax.sparsity.distributions import erk
 from spdf_jax.sparsity.distributions import igq
 from spdf_jax.sparsity.distributions import model_wide
 from spdf_jax.sparsity.distributions import uniform
+from spdf_jax.sparsity.hard_threshold import hard_threshold
 from spdf_jax.sparsity.masks import apply_mask
 from spdf_jax.sparsity.masks import map_masked
 from spdf_jax.sparsity.reset_state import reset_state
@@ -63,6 +64,7 @@ __all__ = [
     'get_masks',
     'gmp',
     'granet',
+    'hard_threshold',
     'igq',
     'init',
     'iterative',

@@ -30,7 +30,8 @@ class MatrixAxes(NamedTuple):
   """
 
   reduction: int | tuple[int, ...]
-  """The axes that a product sums over: the inputs."""
+  """The axes that a product sums over: the inputs. `()`: none, in a vector such
+  as a bias, which is a matrix of one row."""
 
   output: int | tuple[int, ...]
   """The axes of the outputs."""
@@ -88,13 +89,14 @@ def _normalize(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
   reduction, output, kernel = map(as_tuple, normal)
   named = reduction + output
   distinct = set(named) & set(range(ndim))
-  if len(distinct) != len(named) or not (reduction and output):
+  if len(distinct) != len(named) or not output:
     raise ValueError(
         f'where gives the axes {tuple(axes)} for {path or "the array"} of '
         f'shape {tuple(leaf.shape)}; give reduction and output axes of this '
-        'shape, at least one of each and none twice, or None to keep it dense.'
+        'shape, at least one output and none twice, as MatrixAxes((), 0) for a '
+        'vector, or None to keep it dense.'
     )
-  if not set(kernel) < set(reduction):
+  if kernel and not set(kernel) < set(reduction):
     raise ValueError(
         f'where gives the kernel axes {kernel} for {path or "the array"} of '
         f'shape {tuple(leaf.shape)}; give some of its reduction axes '

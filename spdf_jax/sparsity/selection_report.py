@@ -93,8 +93,8 @@ def last_layer(
       biases.setdefault(name.rpartition('/')[0], set()).add(leaf.shape[0])
   sizes = {}
   for (name, leaf), a in zip(named, axes):
-    if len(leaf.shape) < 2:
-      continue
+    if len(leaf.shape) < 2 or a and not a.reduction:
+      continue  # A vector, or a stack of them.
     inputs, outputs = (
         math.prod(leaf.shape[axis] for axis in selection.as_tuple(part))
         for part in a[:2]
@@ -104,7 +104,8 @@ def last_layer(
       inputs, outputs = outputs, inputs
     sizes[name] = inputs, outputs
   last = [
-      name for (name, _), a in zip(named, axes) if a is not None and not any(
+      name for (name, _), a in zip(named, axes)
+      if a is not None and name in sizes and not any(
           inputs == sizes[name][1]
           for other, (inputs, _) in sizes.items() if other != name
       )

@@ -24,6 +24,7 @@ from spdf_jax.sparsity.algorithms import algorithm as algorithms
 from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.revival import Revival
 from spdf_jax.sparsity.selection import Where
+from spdf_jax.sparsity.state import check_not_nested
 from spdf_jax.sparsity.state import check_state
 from spdf_jax.sparsity.state import SparsifyState
 
@@ -186,13 +187,15 @@ def _init(arguments: _Arguments, params: PyTree) -> SparsifyState:
     algorithm_state = _map_state(
         lambda _, *given: init_state(*given), axes, params, {}, mask, chosen
     )
+  inner_state = arguments.inner.init(masks.apply_mask(params, mask))
+  check_not_nested(inner_state)
   return SparsifyState(
       count=jnp.zeros([], jnp.int32),
       mask=mask,
       # A copy, because donating the state must not donate the caller's key.
       key=jnp.array(jax.random.key_data(arguments.key)),
       dense_grads=jnp.asarray(algorithm.dense_grads_at(0), bool),
-      inner_state=arguments.inner.init(masks.apply_mask(params, mask)),
+      inner_state=inner_state,
       algorithm_state=algorithm_state,
   )
 
@@ -230,7 +233,7 @@ def _update(
         key_of_step=functools.partial(arguments.key_at, state),
     )
   count = optax.safe_increment(state.count)
-  return _remove_pruned(updates, params, mask), SparsifyState(
+  return remove_pruned(updates, params, mask), SparsifyState(
       count=count,
       mask=mask,
       key=state.key,
@@ -397,7 +400,7 @@ def _keep_moments(
   )
 
 
-def _remove_pruned(updates: PyTree, params: PyTree, mask: PyTree) -> PyTree:
+def remove_pruned(updates: PyTree, params: PyTree, mask: PyTree) -> PyTree:
   """Replaces updates of pruned weights by -p, in the parameter's dtype."""
   return jax.tree.map(
       lambda m, u, p: u if m is None else jnp.where(m, u, -p),

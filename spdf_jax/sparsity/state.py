@@ -58,6 +58,23 @@ def check_state(opt_state: PyTree) -> None:
       )
 
 
+def check_not_nested(inner_state: PyTree) -> None:
+  """Raises ValueError if the state of an inner optimizer holds a mask.
+
+  Args:
+    inner_state: The state of the optimizer inside `sparsify` or
+      `hard_threshold`.
+
+  Raises:
+    ValueError: there is a `SparsifyState` in it.
+  """
+  if any(map(_is_state, jax.tree.leaves(inner_state, is_leaf=_is_state))):
+    raise ValueError(
+        'sparsify and hard_threshold, or two of them, are one inside the '
+        'other; use one, whose masks are those of the weights.'
+    )
+
+
 def stored_mask(opt_state: PyTree) -> PyTree:
   """Returns the mask in its stored form: booleans, or packed.
 
@@ -249,16 +266,21 @@ def densify(opt_state: PyTree) -> PyTree:
     >>> bool(get_mask(state)['w'].all())
     True
   """
-  if packing.is_packed(stored_mask(opt_state)):
-    raise ValueError(
-        'the optimizer state is stored compactly; unpack it first, with '
-        'spdf_jax.sparsity.storage.unpack_state(params, opt_state).'
-    )
+  check_dense(opt_state)
   all_true = lambda mask: jax.tree.map(jnp.ones_like, mask)
   return jax.tree.map(
       lambda s: s._replace(mask=all_true(s.mask)) if _is_state(s) else s,
       opt_state, is_leaf=_is_state,
   )
+
+
+def check_dense(opt_state: PyTree) -> None:
+  """Raises ValueError if `pack_state` stores an optimizer state compactly."""
+  if packing.is_packed(stored_mask(opt_state)):
+    raise ValueError(
+        'the optimizer state is stored compactly; unpack it first, with '
+        'spdf_jax.sparsity.storage.unpack_state(params, opt_state).'
+    )
 
 
 _is_state = lambda x: isinstance(x, SparsifyState)

@@ -53,7 +53,7 @@ def count_units(mask: jax.Array, axes: MatrixAxes) -> UnitCounts:
 
   Returns:
     The counts, in arrays of the shape of the mask, except that axes of the
-    matrix have length 1.
+    matrix have length 1. A vector, a matrix of one input, has no units.
 
   Example:
     >>> mask = jnp.array([[True, True, False], [False, False, False]])
@@ -70,6 +70,10 @@ def count_units(mask: jax.Array, axes: MatrixAxes) -> UnitCounts:
   empty = lambda counts, axis: jnp.sum(
       counts == 0, axis=axis, keepdims=True, dtype=jnp.int32
   )
+  if math.prod(mask.shape[axis] for axis in inputs) == 1:
+    none = jnp.zeros_like(empty(per_output, outputs))
+    ones = none + jnp.float32(1)
+    return UnitCounts(none, none, ones, ones)
   return UnitCounts(
       empty(per_output, outputs),
       empty(per_input, inputs),

@@ -175,8 +175,8 @@ def _count_units(
   """Adds up the counts of inputs and outputs of all layers."""
   sums = [jnp.zeros([], jnp.float32)] * len(UnitTotals._fields)
   for leaf, a in zip(trees.matching_leaves(history, params), axes):
-    if leaf is None or a is None:
-      continue
+    if leaf is None or a is None or not a.reduction:
+      continue  # A vector has no units.
     counts = statistics.count_units(leaf & _NOW != 0, a)
     inputs, outputs = (
         math.prod(leaf.shape[axis] for axis in selection.as_tuple(x))
@@ -198,7 +198,7 @@ def _count(mask: PyTree) -> jax.Array:
   """Counts `True` entries exactly per matrix, then sums in float32."""
   counts = [
       jnp.sum(jnp.sum(m, axis=(-2, -1), dtype=jnp.int32).astype(jnp.float32))
-      for m in jax.tree.leaves(mask)
+      for m in map(jnp.atleast_2d, jax.tree.leaves(mask))
   ]
   return jnp.sum(jnp.stack(counts)) if counts else jnp.zeros([])
 

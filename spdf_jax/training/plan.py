@@ -19,6 +19,7 @@ from spdf_jax.sparsity import selection
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.algorithms.algorithm import for_kernels
+from spdf_jax.sparsity.algorithms.algorithm import sparsity_changes_at
 from spdf_jax.sparsity.algorithms.algorithm import with_init
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import ModelWide
@@ -129,6 +130,7 @@ class Plan:
       for span in self.spans:
         span.check_updates()
       self._check_first()
+      self._check_thresholds()
       self._check_rewinds()
       self._check_restarts()
 
@@ -149,6 +151,17 @@ class Plan:
             f'{phase.initial_mask!r}, but is not the first; it prunes by '
             'magnitude when it begins. Remove initial_mask, or begin a run '
             'with this phase by init_from.'
+        )
+
+  def _check_thresholds(self) -> None:
+    for phase in self.phases if self.thresholds else ():
+      names = {spec['name'] for spec in member_specs(phase.algorithm)}
+      if not (phase.is_dense or names <= {'hard_threshold', 'dense'}):
+        raise ValueError(
+            f'phase {phase.name!r} has the algorithm {", ".join(names)}, and '
+            'another phase, or group, has hard_threshold, whose moments are '
+            'those of all weights; use hard_threshold or dense in all phases, '
+            'or train them as two runs, the second by init_from.'
         )
 
   def _check_rewinds(self) -> None:
@@ -292,10 +305,22 @@ class Plan:
     )
     return joined if self.init is None else with_init(joined, self.init)
 
+  @property
+  def thresholds(self) -> bool:
+    """Whether `hard_threshold` keeps the largest weights, not `sparsify`."""
+    return any(phase.thresholds for phase in self.phases)
+
   @functools.cached_property
   def update_steps(self) -> np.ndarray:
     """Steps with a mask update, in ascending order."""
     return self._steps_where(self.algorithm.update_at)
+
+  @functools.cached_property
+  def sparsity_steps(self) -> np.ndarray:
+    """Steps at which the planned sparsity may change, in ascending order."""
+    return self._steps_where(
+        functools.partial(sparsity_changes_at, self.algorithm)
+    )
 
   @functools.cached_property
   def dense_grads_steps(self) -> np.ndarray:
@@ -422,7 +447,7 @@ def planned_sparsities(
   stacks = to_layers(params, params, axes)
   # The sparsity of the mask is that of the last update, since schedules also
   # change between updates.
-  updates = plan.update_steps
+  updates = plan.sparsity_steps
   updated = np.searchsorted(updates, step, side='right')
   count = int(updates[updated - 1]) if updated else 0
   algorithm = for_kernels(

@@ -108,7 +108,10 @@ def main(argv: list[str]) -> int:
   names = _TARGETS.value or list(TARGETS)
   counts = {name: collections.Counter() for name in names}
   bad = 'raw', 'large', 'silent'
-  with tempfile.TemporaryDirectory() as folder:
+  with (
+      tempfile.TemporaryDirectory() as folder,
+      contextlib.chdir(folder),  # Configs may name folders to write to.
+  ):
     tempfile.tempdir = folder  # Of the tracebacks that commands keep.
     for name in names:
       path = pathlib.Path(folder, name)

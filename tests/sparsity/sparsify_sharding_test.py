@@ -61,6 +61,7 @@ UPDATES = textwrap.dedent('''
         'gmp-model-wide': lambda: spdf.gmp(
             spdf.cubic(0.0, 0.75, 6), distribution='model_wide', **TIMES
         ),
+        'hard-threshold': lambda: None,
     }[NAME]()
     SPECS = {
         'rows': P(('data', 'model'), None), 'columns': P(None, 'data'),
@@ -71,7 +72,13 @@ UPDATES = textwrap.dedent('''
         'bias': (512,), 'stack': (2, 256, 256)
     }
     WHERE = {'*': True}
-    tx = spdf.sparsify(optax.adamw(1e-2), algorithm, where=WHERE, key=0)
+    if algorithm is None:
+      tx = spdf.hard_threshold(
+          optax.adamw(1e-1), spdf.cubic(0.0, 0.75, 4), update_until=4,
+          where=WHERE,
+      )
+    else:
+      tx = spdf.sparsify(optax.adamw(1e-2), algorithm, where=WHERE, key=0)
 
     def arrays(seed):
       rng = np.random.default_rng(seed)
@@ -248,15 +255,16 @@ def run(name, script=UPDATES):
   return json.loads(done.stdout)
 
 
+NAMES = ['mixed', 'gmp-model-wide', 'hard-threshold']
+MESHES = [
+    ('mixed', 'Auto'), ('mixed', 'Explicit'), ('gmp-model-wide', 'Auto'),
+    ('hard-threshold', 'Auto'), ('hard-threshold', 'Explicit'),
+]
 each = pytest.mark.parametrize('name', slow_except(
-    ['mixed', 'gmp-model-wide'], ['mixed', 'gmp-model-wide', 'static-join']
+    NAMES, [*NAMES, 'static-join']
 ))
 each_mesh = pytest.mark.parametrize('name, axes', slow_except(
-    [('mixed', 'Auto'), ('mixed', 'Explicit'), ('gmp-model-wide', 'Auto')],
-    [
-        ('mixed', 'Auto'), ('mixed', 'Explicit'), ('gmp-model-wide', 'Auto'),
-        ('static-join', 'Auto'), ('static-join', 'Explicit'),
-    ],
+    MESHES, [*MESHES, ('static-join', 'Auto'), ('static-join', 'Explicit')],
 ))
 
 

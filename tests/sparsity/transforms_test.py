@@ -25,8 +25,17 @@ def test_layers_of_any_layout_become_matrices_and_back():
   np.testing.assert_array_equal(back['q'], x)
 
 
+def test_vectors_are_matrices_of_one_row_and_may_be_stacked():
+  x = jnp.arange(12).reshape(3, 4)
+  axes = selection.select(lambda path, _: Axes((), 1), {'bias': x})
+  layers = selection.to_layers({'bias': x}, {'bias': x}, axes)
+  assert layers['bias'].shape == (3, 1, 4)
+  back = selection.from_layers(layers, {'bias': x}, axes)
+  np.testing.assert_array_equal(back['bias'], x)
+
+
 @pytest.mark.parametrize('answer', [
-    Axes(0, 0), Axes((), 1), Axes(0, 3), 'kernel',
+    Axes(0, 0), Axes(0, ()), Axes(0, 3), 'kernel',
 ])
 def test_impossible_axes_are_named(answer):
   with pytest.raises(ValueError, match='for w'):

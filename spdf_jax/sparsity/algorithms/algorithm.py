@@ -103,6 +103,10 @@ class Algorithm(NamedTuple):
   moments do not change, counters advance. `False`: every step also updates the
   weights."""
 
+  sparsity_changes_at: Callable[[Any], Any] | None = None
+  """`(count) -> bool`: whether `sparsity_at` may change at this step. `None`:
+  at any mask update."""
+
   mask_by: Callable[..., PyTree] | None = None
   """`(maker, key, params) -> mask`: the mask that `maker(key, params,
   sparsities)` makes at the initial sparsity; where there is a structure, the
@@ -129,6 +133,11 @@ class Algorithm(NamedTuple):
   def __repr__(self) -> str:
     shown = (f'{f}={names.show(getattr(self, f))}' for f in ('init', 'update'))
     return self.name or f'Algorithm({", ".join(shown)}, …)'
+
+
+def sparsity_changes_at(algorithm: Algorithm, count: Any) -> Any:
+  """Returns whether the planned sparsity of an algorithm may change."""
+  return (algorithm.sparsity_changes_at or algorithm.update_at)(count)
 
 
 def for_kernels(

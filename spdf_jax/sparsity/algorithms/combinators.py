@@ -128,6 +128,13 @@ def join(
     members = [m.dense_grads_at(count - s) for m, s in zip(algorithms, starts)]
     return at_boundary(count) | choose(members, count)
 
+  def sparsity_changes_at(count):
+    members = [
+        algorithm.sparsity_changes_at(m, count - s)
+        for m, s in zip(algorithms, starts)
+    ]
+    return at_boundary(count) | choose(members, count)
+
   def skip_step_at(count):
     members = [m.skip_step_at(count - s) for m, s in zip(algorithms, starts)]
     if all(flag is False for flag in members):
@@ -165,6 +172,7 @@ def join(
   return Algorithm(
       sparsity_at, algorithms[0].init, update, update_at, dense_grads_at,
       skip_step_at,
+      sparsity_changes_at=sparsity_changes_at,
       mask_by=lambda *args: algorithm.mask_by(algorithms[0], *args),
       init_state=init_state if has_state else None,
       update_state=update_state if has_state else None,
@@ -341,9 +349,9 @@ def partition(
         for label, member in algorithms.items() if member.init_state is not None
     )
 
-  def any_of(field):
+  def any_of(at_of):
     def at(count):
-      flags = [getattr(m, field)(count) for m in algorithms.values()]
+      flags = [at_of(m, count) for m in algorithms.values()]
       possible = [flag for flag in flags if flag is not False]
       return functools.reduce(operator.or_, possible) if possible else False
 
@@ -355,9 +363,10 @@ def partition(
       sparsity_at=sparsity_at,
       init=init,
       update=update,
-      update_at=any_of('update_at'),
-      dense_grads_at=any_of('dense_grads_at'),
-      skip_step_at=any_of('skip_step_at'),
+      update_at=any_of(lambda m, count: m.update_at(count)),
+      dense_grads_at=any_of(lambda m, count: m.dense_grads_at(count)),
+      skip_step_at=any_of(lambda m, count: m.skip_step_at(count)),
+      sparsity_changes_at=any_of(algorithm.sparsity_changes_at),
       mask_by=mask_by_members,
       init_state=init_state if has_state else None,
       update_state=update_state if has_state else None,

@@ -16,6 +16,7 @@ from spdf_jax.sparsity.algorithms import combinators
 from spdf_jax.sparsity.algorithms import gmp
 from spdf_jax.sparsity.algorithms import granet
 from spdf_jax.sparsity.algorithms import iterative
+from spdf_jax.sparsity.algorithms import largest
 from spdf_jax.sparsity.algorithms import rigl
 from spdf_jax.sparsity.algorithms import sparse_evolution
 from spdf_jax.sparsity.algorithms import static
@@ -396,6 +397,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     'dense': static.dense,
     'gmp': gmp.gmp,
     'granet': granet.granet,
+    'hard_threshold': largest.largest,
     'iterative': iterative.iterative,
     'partition': _partition,
     'rigl': rigl.rigl,

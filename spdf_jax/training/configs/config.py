@@ -127,6 +127,13 @@ class RunConfig:
             f'{name} is set, which follows masks, and adapter.rank is '
             f'{self.adapter.rank}, whose factors have none; leave one out.'
         )
+      if name != 'parameterization' and any(
+          phase.thresholds for phase in self.phases
+      ):
+        raise ValueError(
+            f'{name} is set, which follows the masks of sparsify, and a phase '
+            f'has hard_threshold; leave {name} out.'
+        )
     self._check_features()
     self._check_rewinds()
     check_order(self.phases)

@@ -207,6 +207,14 @@ class Phase:
           f'phase {self.name!r} has the initial_mask {self.initial_mask!r} and '
           'is dense; give its algorithm a sparsity, or no initial_mask.'
       )
+    if self.thresholds:
+      for field in ('revive', 'frozen', 'initial_mask'):
+        if getattr(self, field):
+          raise ValueError(
+              f'phase {self.name!r} has hard_threshold, which chooses the mask '
+              f'anew at every step, and {field} is {getattr(self, field)!r}; '
+              'leave one of them out.'
+          )
     if self.steps is None:
       self._check_durations()
     elif not callable(self.learning_rate):
@@ -256,6 +264,11 @@ class Phase:
   def _algorithms(self) -> list[str]:
     specs = self._read_algorithm(member_specs)
     return [str(spec.get('name')) for spec in specs]
+
+  @property
+  def thresholds(self) -> bool:
+    """Whether the phase keeps the largest weights, by `hard_threshold`."""
+    return 'hard_threshold' in self._algorithms
 
   @property
   def user_functions(self) -> list[str]:

@@ -15,7 +15,9 @@ import optax
 
 from spdf_jax import names
 from spdf_jax import sparsity
+from spdf_jax.sparsity import tracking
 from spdf_jax.sparsity import trees
+from spdf_jax.sparsity.hard_threshold import threshold_by
 from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.training.configs.fields import check_type
@@ -313,8 +315,9 @@ def adamw(
       `sparsity.scale_by_density`; `None`: there is none.
 
   Returns:
-    The optimizer, wrapped in `sparsify`, and in `rewind_weights` if a phase
-    rewinds. `sparsify` tracks mask updates if `plan.updates_masks`.
+    The optimizer, wrapped in `sparsify`, or in `hard_threshold` if the phases
+    name it, and in `rewind_weights` if a phase rewinds. Mask updates are
+    tracked if `plan.updates_masks`.
 
   References:
     Loshchilov and Hutter, `AdamW <https://arxiv.org/abs/1711.05101>`_, 2019
@@ -414,11 +417,16 @@ def _sparse(
         inner, adapter.rank, key=jax.random.fold_in(key, _ADAPTERS),
         scale=adapter.scale, where=where,
     )
-  revive = plan.revive and sparsity.scaled_normal(plan.revive)
-  tx = sparsity.sparsify(
-      inner, plan.algorithm, where=where, key=key, revive=revive,
-      track=plan.updates_masks,
-  )
+  if plan.thresholds:
+    tx = threshold_by(inner, plan.algorithm, where=where)
+    if plan.updates_masks:
+      tx = tracking.track_masks(tx, plan.algorithm, where)
+  else:
+    revive = plan.revive and sparsity.scaled_normal(plan.revive)
+    tx = sparsity.sparsify(
+        inner, plan.algorithm, where=where, key=key, revive=revive,
+        track=plan.updates_masks,
+    )
   if not plan.rewinds:
     return tx
   return sparsity.rewind_weights(tx, plan.rewinds, snapshot_at=plan.rewind_to)

@@ -112,6 +112,11 @@ def _obstacle(
         "storage 'dense', or a mesh of one device"
     )
   for phase in plan.phases:
+    if phase.thresholds:
+      return (
+          f'phase {phase.name!r} has hard_threshold, which needs the moments '
+          "of all weights: use storage 'dense'"
+      )
     if phase.rewind_weights_to is not None:
       return (
           f'phase {phase.name!r} rewinds weights, of which a dense copy is '

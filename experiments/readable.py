@@ -1,0 +1,267 @@
+r"""Trains weight-sparse GPTs and finds circuits: --study=NAME --output=DIR.
+
+  python -m experiments.readable --study=losses --output=runs/readable
+  python -m experiments.readable --study=speed --output=runs/readable
+  python -m experiments.readable --study=circuit --output=runs/readable \
+    --runs=runs/readable/runs/width128-kept16-0
+
+losses: trains configs/weight_sparse.py at every width and kept fraction, and
+two of these with three seeds, in DIR/runs; writes the validation loss over the
+kept weights, losses.json and losses.png. If stopped, the same command goes on.
+
+speed: times steps of hard_threshold and of a static mask at 1/64 kept, against
+dense training at the same width, alternately; prints a table, speed.json.
+
+circuit: for each run of --runs, finds the fewest nodes that close the quotes of
+strings at the loss --target, by learned masks, with all other nodes at their
+mean; writes circuits.json and a drawing for each run, RUN.png. A run that does
+not reach the loss with all its nodes has no circuit.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+import dataclasses
+import itertools
+import json
+import pathlib
+import re
+from typing import Any
+
+from absl import app
+from absl import flags
+import numpy as np
+
+from configs import weight_sparse
+from experiments.benchmarks import measuring
+from experiments.launch import compilation_cache
+from experiments.launch import console
+from experiments.papers import json_files
+from experiments.weight_sparse import circuits
+from experiments.weight_sparse import figures
+from experiments.weight_sparse import model as models
+from spdf_jax import runs
+from spdf_jax import training
+from spdf_jax.runs import lifecycle
+from spdf_jax.runs import markdown
+from spdf_jax.runs import style
+from spdf_jax.training import initial_state
+
+FLAGS = flags.FlagValues()
+_STUDY = flags.DEFINE_enum(
+    'study', None, ['losses', 'speed', 'circuit'], 'The study.', required=True,
+    flag_values=FLAGS,
+)
+_OUTPUT = flags.DEFINE_string(
+    'output', None, 'Folder of runs, tables and figures.', required=True,
+    flag_values=FLAGS,
+)
+_WIDTHS = flags.DEFINE_list(
+    'widths', ['64', '128', '256'], 'd_model of losses and speed.',
+    flag_values=FLAGS,
+)
+_KEPT = flags.DEFINE_list(
+    'kept', ['1', '4', '16', '64', '256'],
+    'Weights of which one is kept, of losses.', flag_values=FLAGS,
+)
+_REPEATED = flags.DEFINE_list(
+    'repeated', ['128/1', '128/64'], 'WIDTH/KEPT of losses with all seeds.',
+    flag_values=FLAGS,
+)
+_SEEDS = flags.DEFINE_integer(
+    'seeds', 3, 'Runs of each of --repeated.', 1, flag_values=FLAGS
+)
+_STEPS = flags.DEFINE_integer(
+    'steps', 2000, 'Steps of losses.', 10, flag_values=FLAGS
+)
+_RUNS = flags.DEFINE_list(
+    'runs', [], 'Workdirs of circuit, of runs of configs/weight_sparse.py.',
+    flag_values=FLAGS,
+)
+_TARGET = flags.DEFINE_float(
+    'target', 0.15,
+    'Loss of the task, in nats, that a circuit reaches; a guess has 0.69.',
+    0, 0.6, flag_values=FLAGS,
+)
+
+
+_TIMED = 5  # Steps that are timed together.
+_LENGTH, _WORDS = 16, 256  # Of the prompts of circuits.
+
+
+def main(argv: list[str]) -> int:
+  """Runs the command; returns its exit status."""
+  try:
+    points = _points()
+  except ValueError as error:
+    raise app.UsageError(
+        f'--widths, --kept and --repeated are whole numbers ({error}).'
+    ) from error
+  compilation_cache.prepare()
+  studies = dict(losses=_losses, speed=_speed, circuit=_circuits)
+  output = pathlib.Path(_OUTPUT.value)
+  output.mkdir(parents=True, exist_ok=True)
+  return console.run(argv, studies[_STUDY.value], output, points)
+
+
+def _points() -> list[tuple[int, int, int]]:
+  """Returns width, kept weights as one of so many, and seed of all runs."""
+  points = [
+      (width, kept, 0) for width, kept in itertools.product(
+          map(int, _WIDTHS.value), map(int, _KEPT.value)
+      )
+  ]
+  for pair in _REPEATED.value:
+    width, kept = map(int, pair.split('/'))
+    points += [(width, kept, seed) for seed in range(1, _SEEDS.value)]
+  return points
+
+
+def config_of(width: int, kept: int, seed: int, steps: int) -> Any:
+  """Returns the config of a point."""
+  config = weight_sparse.get_config(f'kept=1/{kept},width={width}')
+  config.seed = seed
+  config.phases.pretrain.duration = f'{steps} steps'
+  config.eval_every = max(steps // 4, 1)
+  config.checkpoints.every = config.eval_every
+  return config
+
+
+def _losses(
+    output: pathlib.Path, points: list[tuple[int, int, int]]
+) -> Iterator[str]:
+  rows = []
+  for width, kept, seed in points:
+    run = runs.launch(
+        config_of(width, kept, seed, _STEPS.value),
+        output / 'runs' / f'width{width}-kept{kept}-{seed}',
+    )
+    last = run.rows[-1]
+    rows.append(dict(
+        width=width, kept=kept, seed=seed,
+        kept_weights=round(
+            run.sparsified_parameters * (1 - run.phases[-1].sparsity)
+        ),
+        loss=last['validation/loss'],
+    ))
+    yield f'width {width}, 1/{kept} kept, seed {seed}: {rows[-1]["loss"]:.3f}'
+  json_files.write_json(output / 'losses.json', rows, indent=1)
+  style.save(figures.plot_losses(rows), output / 'losses.png')
+  yield f'{output / "losses.png"} is written'
+
+
+def _speed(
+    output: pathlib.Path, points: list[tuple[int, int, int]]
+) -> Iterator[str]:
+  rows = []
+  rng = np.random.default_rng(0)
+  for width in dict.fromkeys(width for width, _, _ in points):
+    config = config_of(width, 64, 0, 100)
+    # The sparsity of the end, from the first step on.
+    for _, rule in config.phases.pretrain.algorithm.groups:
+      rule.update(sparsity=rule['sparsity']['end_value'])
+    static = config_of(width, 1, 0, 100)
+    static.phases.pretrain.algorithm.update(name='static', sparsity=63 / 64)
+    calls = {
+        'dense': _stepper(config_of(width, 1, 0, 100)),
+        'hard_threshold': _stepper(config), 'static': _stepper(static),
+    }
+    timings = measuring.interleave(list(calls.values()), repeats=9)
+    for i, name in enumerate(calls):
+      ratios = timings.wall[i] / timings.wall[0]
+      ratio, low, high = measuring.median_interval(ratios, rng)
+      rows.append(dict(
+          width=width, step=name, ratio=ratio, low=low, high=high,
+          milliseconds=1e3 * float(np.median(timings.wall[i])),
+      ))
+  json_files.write_json(output / 'speed.json', rows, indent=1)
+  yield markdown.markdown_table(
+      ['width', 'step', 'ms', 'over dense', '95 %'],
+      [
+          [
+              str(r['width']), r['step'], f'{r["milliseconds"] / _TIMED:.0f}',
+              f'{r["ratio"]:.2f}', f'{r["low"]:.2f} to {r["high"]:.2f}',
+          ] for r in rows
+      ],
+      numbers=['width', 'ms', 'over dense'],
+  )
+
+
+def _stepper(config: Any) -> Any:
+  """Returns a function that takes `_TIMED` steps of a config."""
+  run = training.Run.create(config)
+  programs = run.programs
+  state = [initial_state.create(programs)]
+  batch = programs.device_batch_at(0)
+
+  def take():
+    for _ in range(_TIMED):
+      step, dense = programs.prepare_step(state[0], 0)
+      state[0], metrics = step(dense, batch)
+    return metrics
+
+  return take
+
+
+def _circuits(output: pathlib.Path, points: list[Any]) -> Iterator[str]:
+  del points
+  if not _RUNS.value:
+    raise ValueError('--runs is empty; give the workdirs of trained runs.')
+  rows = []
+  for workdir in map(pathlib.Path, _RUNS.value):
+    model, params, prompts, corpus = _task_of(workdir)
+    loss = runs.read_run(workdir).rows[-1]['validation/loss']
+    whole, right = circuits.solved(model, params, prompts[1])
+    rows.append(dict(
+        run=workdir.name, loss=loss, task_loss=whole, accuracy=right,
+        circuit=None,
+    ))
+    yield (
+        f'{workdir.name}: validation loss {loss:.3f}; with all nodes the task '
+        f'has the loss {whole:.3f}, {right:.0%} right.'
+    )
+    circuit = circuits.find(model, params, corpus, *prompts, _TARGET.value)
+    if circuit is None:
+      yield f'This does not reach {_TARGET.value:g}: there is no circuit.'
+      continue
+    rows[-1]['circuit'] = dataclasses.asdict(circuit)
+    path = output / f'{workdir.name}.png'
+    style.save(figures.plot_circuit(model, params, circuit), path)
+    yield (
+        f'{circuit.size} nodes and {circuit.edges} weights reach '
+        f'{circuit.loss:.3f}, {circuit.accuracy:.0%} right; {path} is written.'
+    )
+  json_files.write_json(output / 'circuits.json', rows, indent=1)
+
+
+def _task_of(workdir: pathlib.Path) -> tuple[
+    models.WeightSparseGPT, Any, list[circuits.Prompts], np.ndarray
+]:
+  """Returns the model and parameters of a run, prompts and text of its corpus.
+
+  Words of the prompts are frequent ones of the text; every other word is for
+  learning, the others are for comparing.
+  """
+  stored = json.loads((workdir / 'config.json').read_text())
+  run = training.Run.create(stored)
+  model, _ = models.make_model(**run.config.model.sizes.arguments)
+  params = training.read_params(
+      training.find_checkpoint(str(workdir)), run.programs.abstract_state.params
+  )
+  tokenizer = run.corpus.tokenizer
+  corpus = np.concatenate(
+      [batch.inputs for batch in lifecycle.validation_batches(run)[:4]]
+  )
+  text = tokenizer.decode(corpus.ravel().tolist())
+  words = [
+      word for word, _ in
+      Counter(re.findall('[a-z]{3,9}', text)).most_common(_WORDS)
+  ]
+  prompts = [
+      circuits.quote_prompts(tokenizer.encode, words[i::2], _LENGTH)
+      for i in range(2)
+  ]
+  return model, params, prompts, corpus
+
+
+if __name__ == '__main__':
+  console.start(main, FLAGS)

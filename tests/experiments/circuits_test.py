@@ -1,0 +1,146 @@
+"""Circuits of a model whose circuit is known, and their drawing."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+if not (ROOT / 'experiments').is_dir():
+  pytest.skip('needs the checkout', allow_module_level=True)
+
+from experiments.weight_sparse import circuits  # noqa: E402
+from experiments.weight_sparse import figures  # noqa: E402
+from experiments.weight_sparse import model as models  # noqa: E402
+from tests import command  # noqa: E402
+
+SIZES = dict(
+    vocab_size=6, d_model=16, max_length=8, n_layers=1, kept_activations=1.0,
+    biases=False, bigrams=False,
+)
+A, B, YES, NO, PAD = range(5)
+
+
+def copying():
+  """A model whose first value channels carry whether A or B was seen."""
+  model, _ = models.make_model(**SIZES)
+  shapes = jax.eval_shape(
+      model.init, jax.random.key(0), np.zeros((1, 2), np.int32)
+  )['params']
+  params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shapes)
+  for name in ('h_0_ln_1', 'h_0_ln_2', 'ln_f'):
+    params[name]['scale'][:] = 1
+  embedding = params['wte']['embedding']
+  embedding[A, 2], embedding[B, 2], embedding[PAD, 9] = 1, -1, 1
+  params['h_0_qkv']['kernel'][2, 2 * 16 + 5] = 3  # Channel 2 to value 5.
+  params['h_0_out']['kernel'][5, 7] = 4  # Value 5 to channel 7.
+  params['head']['kernel'][7, YES], params['head']['kernel'][7, NO] = 2, -2
+  params['h_0_wi']['kernel'][9, 0] = 1  # Not needed.
+  return model, jax.tree.map(jnp.asarray, params)
+
+
+def prompts():
+  tokens = np.array([[PAD, a, PAD, PAD] for a in (A, B) * 4], np.int32)
+  answers = np.array([[YES, NO], [NO, YES]] * 4, np.int32)
+  return circuits.Prompts(tokens, answers)
+
+
+KNOWN = {
+    'h_0/attn_in': [2], 'h_0/attn_v': [5], 'h_0/attn_out': [7],
+    'resid_final': [7],
+}
+
+
+def test_the_circuit_that_was_built_is_found_and_drawn(tmp_path):
+  model, params = copying()
+  circuit = circuits.find(
+      model, params, prompts().tokens, prompts(), prompts(), 0.3, steps=150
+  )
+  assert {k: list(v) for k, v in circuit.nodes.items() if v} == KNOWN
+  assert circuit.loss <= 0.3 and circuit.accuracy == 1 and circuit.size == 4
+  assert circuits.edges(model, params, circuit.nodes) == [
+      (('h_0/attn_in', 2), ('h_0/attn_v', 5), 3.0),
+      (('h_0/attn_v', 5), ('h_0/attn_out', 7), 4.0),
+  ]
+  figure = figures.plot_circuit(model, params, circuit)
+  figure.savefig(tmp_path / 'circuit.png')
+  assert '4 nodes, 2 weights' in figure.axes[0].get_title()
+
+
+def test_without_nodes_all_prompts_have_one_answer():
+  model, params = copying()
+  means = circuits.mean_activations(model, params, prompts().tokens)
+  gates = {name: np.zeros(n) for name, n in circuits.locations(model).items()}
+  logits = circuits.ablated_logits(
+      model, params, means, gates, prompts().tokens
+  )
+  assert np.ptp(np.asarray(logits), axis=0).max() < 1e-6
+  whole = circuits.ablated_logits(
+      model, params, means, jax.tree.map(lambda g: g + 1, gates),
+      prompts().tokens,
+  )
+  np.testing.assert_allclose(
+      whole, model.apply({'params': params}, prompts().tokens)[:, -1],
+      atol=1e-6,
+  )
+
+
+def test_a_task_that_is_not_solved_has_no_circuit():
+  model, params = copying()
+  wrong = prompts()._replace(answers=prompts().answers[:, ::-1])
+  assert circuits.find(
+      model, params, prompts().tokens, wrong, wrong, 0.3, steps=2
+  ) is None
+
+
+def test_thresholds_have_the_gradient_of_a_sigmoid():
+  x = jnp.array([-2.0, -0.1, 0.5])
+  assert circuits.step_function(x).tolist() == [0, 0, 1]
+  grads = jax.grad(lambda x: circuits.step_function(x).sum())(x)
+  np.testing.assert_allclose(
+      grads, jax.grad(lambda x: jax.nn.sigmoid(x).sum())(x), rtol=1e-6
+  )
+
+
+def test_prompts_come_in_pairs_that_differ_in_the_quote():
+  encode = lambda text: list(text.encode())
+  made = circuits.quote_prompts(encode, ['alpha', 'be', 'far_too_long'], 12)
+  texts = [bytes(row).decode() for row in made.tokens.tolist()]
+  assert texts == [
+      "\n\nx = 'alpha", '\n\nx = "alpha', "\n\nname = 'be", '\n\nname = "be'
+  ]
+  assert made.answers.tolist() == [[39, 34], [34, 39]] * 2
+  with pytest.raises(ValueError, match='no word gives a pair'):
+    circuits.quote_prompts(encode, ['far_too_long'], 8)
+
+
+def test_losses_are_drawn_by_width_and_kept_fraction(tmp_path):
+  rows = [
+      dict(width=w, kept=k, seed=s, kept_weights=w * w // k, loss=5 - w / 100)
+      for w in (64, 128) for k in (1, 16) for s in range(2)
+  ]
+  ax = figures.plot_losses(rows).axes[0]
+  assert [t.get_text() for t in ax.texts] == ['1/16', 'dense'] * 2
+
+
+@pytest.mark.slow
+def test_the_command_trains_finds_circuits_and_times_steps(tmp_path):
+  flags = [
+      f'--output={tmp_path}', '--widths=32', '--kept=1,4', '--repeated=32/4',
+      '--seeds=2', '--steps=12',
+  ]
+  command.run('readable', '--study=losses', *flags)
+  rows = json.loads((tmp_path / 'losses.json').read_text())
+  assert [(r['kept'], r['seed']) for r in rows] == [(1, 0), (4, 0), (4, 1)]
+  assert rows[1]['kept_weights'] < rows[0]['kept_weights'] / 3.9
+  assert (tmp_path / 'losses.png').is_file()
+  command.run(
+      'readable', '--study=circuit', f'--output={tmp_path}', '--target=0.6',
+      f'--runs={tmp_path / "runs" / "width32-kept4-0"}',
+  )
+  assert json.loads((tmp_path / 'circuits.json').read_text())[0]['run'] == (
+      'width32-kept4-0'
+  )
