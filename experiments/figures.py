@@ -12,6 +12,7 @@ that these runs suffice for, and prints which it left out, and why.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -137,21 +138,22 @@ def write_figures(
   groups, notes = [], []
   if folders and any(FIGURES[n].needs for n in names):
     scored = scored_runs.find_runs(folders)
-    groups, notes = run_groups.group_runs(scored.runs)
+    with _reading(folders):
+      groups, notes = run_groups.group_runs(scored.runs)
     notes = [*scored.problems, *notes]
   output = pathlib.Path(output)
   paths, left_out = [], {}
   for each in names:
     figure = FIGURES[each]
-    try:
+    with _reading(folders):
       drawn = _drawn(figure, groups)
-    except MissingRunsError as error:
+    if isinstance(drawn, MissingRunsError):
       if name != ALL:
         raise MissingRunsError(
-            f'figure {each!r} needs {figure.needs}, and there is {error}; '
+            f'figure {each!r} needs {figure.needs}, and there is {drawn}; '
             'give such runs in --runs.'
-        ) from None
-      left_out[each] = f'{error}; it needs {figure.needs}'
+        )
+      left_out[each] = f'{drawn}; it needs {figure.needs}'
       continue
     output.mkdir(parents=True, exist_ok=True)
     paths.append(output / f'{each}.png')
@@ -159,12 +161,23 @@ def write_figures(
   return Written(tuple(paths), left_out, tuple(notes))
 
 
+def _reading(
+    folders: Sequence[str | os.PathLike[str]],
+) -> contextlib.AbstractContextManager[None]:
+  place = f'--runs={",".join(map(os.fspath, folders))}'
+  return files.reading(place, 'restore their files.')
+
+
 def _drawn(figure: Figure, groups: Sequence[Group]) -> Any:
+  """Returns a drawn figure, or the error for runs that it needs."""
   if not figure.needs:
     return figure.draw()
   if not groups:
-    raise MissingRunsError('no run')
-  return figure.draw(groups)
+    return MissingRunsError('no run')
+  try:
+    return figure.draw(groups)
+  except MissingRunsError as error:
+    return error
 
 
 FLAGS = flags.FlagValues()
@@ -193,8 +206,7 @@ def main(argv: list[str]) -> int:
 
 
 def _draw() -> Iterator[str]:
-  with files.reading('--runs', 'give runs whose files are whole.'):
-    written = write_figures(_FIGURE.value, _RUNS.value, _OUTPUT.value)
+  written = write_figures(_FIGURE.value, _RUNS.value, _OUTPUT.value)
   yield from map(str, written.paths)
   for name, reason in written.left_out.items():
     yield f'left out {name}: {reason}'

@@ -4,7 +4,7 @@ Every process that writes a mirror is a writer with a name of its own, which
 sorts after those of the writers before it. Objects lie in folders by writer,
 and a manifest, `manifests/<writer>.<update>.json`, lists a whole copy:
 
-    manifests/000002-9f3c.000007.json  {"id": …, "by": …, "files": {…}}
+    manifests/000002-9f3c.000007.json  {"id": …, "by": …, "files": {…}, …}
     000001-07ab/checkpoints/400/…      objects of the first writer
     000002-9f3c/metrics.jsonl          objects of the second one
 
@@ -153,7 +153,9 @@ class Mirror:
     for name in sorted(self._names(), reverse=True):
       try:
         manifest = json.loads(self._manifest(name).read_text())
-      except ValueError:  # A write to a mounted bucket that was killed.
+        manifest = files.unseal(manifest, name)
+      # A write to a mounted bucket that was killed, or damage.
+      except (ValueError, AttributeError):
         continue
       for path in (*manifest['files'], *manifest['files'].values()):
         if path.startswith('/') or '..' in path.split('/'):
@@ -292,7 +294,8 @@ class Mirror:
     """Writes the next manifest of this writer, and deletes its last one."""
     writer, update = self._copy.name
     copy = _Copy((writer, update + 1), run, self._by, dict(stored))
-    text = json.dumps({'id': copy.id, 'by': copy.by, 'files': copy.files})
+    fields = {'id': copy.id, 'by': copy.by, 'files': copy.files}
+    text = json.dumps(files.seal(fields))
     self._manifest(copy.name).write_text(text)
     if update >= 0:
       self._manifest(self._copy.name).unlink(missing_ok=True)

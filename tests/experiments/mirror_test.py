@@ -13,6 +13,7 @@ import pytest
 
 from experiments.launch import mirror
 from spdf_jax import training
+from spdf_jax.files import seal
 from spdf_jax.training import Evaluators
 from spdf_jax.training.checkpoints.workdir import saved_steps
 from spdf_jax.training.loop.metrics import read_rows
@@ -239,11 +240,19 @@ def test_the_newest_whole_checkpoint_is_restored(
   assert restored(bucket, tmp_path / 'three')[-1] >= newest[0]
 
 
-def test_a_bucket_without_a_manifest_is_not_written_anew(bucket, tmp_path):
+@pytest.mark.parametrize('change', [
+    lambda path: path.unlink(), lambda path: path.write_text('3'),
+    lambda path: path.write_text(json.dumps(
+        json.loads(path.read_text()) | {'files': {}}
+    )),
+], ids=['missing', 'no object', 'of no files'])
+def test_a_bucket_without_a_manifest_is_not_written_anew(
+    bucket, tmp_path, change
+):
   with mirror.mirrored(tmp_path / 'one', str(bucket)):
     save(tmp_path / 'one', 1)
   for path in (bucket / 'manifests').iterdir():
-    path.unlink()
+    change(path)
   with pytest.raises(ValueError, match='has files and no manifest'):
     with mirror.mirrored(tmp_path / 'two', str(bucket)):
       pass
@@ -293,7 +302,7 @@ def test_paths_out_of_the_workdir_are_refused(bucket, tmp_path):
   bucket.mkdir(parents=True)
   (bucket / 'manifests').mkdir()
   (bucket / 'manifests' / '000001-0a.000000.json').write_text(json.dumps(
-      {'id': 'a', 'by': 'b', 'files': {'../a': '../a'}}
+      seal({'id': 'a', 'by': 'b', 'files': {'../a': '../a'}})
   ))
   with pytest.raises(ValueError, match=r"read .*path '../a'\); check its URL"):
     with mirror.mirrored(tmp_path / 'one', str(bucket)):

@@ -146,7 +146,7 @@ def fuzz_mirrors(folder: pathlib.Path) -> Target:
     manifest, = (folder / 'run/manifests').iterdir()
     others = sorted(p for p in (folder / 'run').rglob('*') if p.is_file())
     if rng.random() < 0.3:
-      damage.change_field(manifest, rng)
+      damage.change_field(manifest, rng, resealed=0)
     else:
       damage.damage(rng.choice([manifest, *others]), rng)
     with mirror.mirrored(folder / 'elsewhere', url):
