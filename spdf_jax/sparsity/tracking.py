@@ -134,7 +134,7 @@ def track_masks(
     now = algorithm.update_at(state.count)
     seen = state[1:-1]
     if now is not False:
-      axes = selection.select(where, params)
+      axes = _axes(where, params, state.history)
       changed = lambda: _changes(
           state.history, get_mask(inner_state), params, axes
       )
@@ -143,6 +143,18 @@ def track_masks(
     return updates, MaskTrackingState._make((count, *seen, inner_state))
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _axes(
+    where: Where, params: PyTree, history: PyTree
+) -> list[MatrixAxes | None]:
+  """Returns the axes of all leaves, of which packed ones have no shape."""
+  leaves, treedef = jax.tree.flatten(params)
+  shaped = [
+      p if h is None else jax.ShapeDtypeStruct(h.shape, p.dtype)
+      for p, h in zip(leaves, trees.matching_leaves(history, params))
+  ]
+  return selection.select(where, treedef.unflatten(shaped))
 
 
 def _changes(

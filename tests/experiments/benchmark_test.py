@@ -268,9 +268,10 @@ def test_the_skip_zeros_suite_measures_models_of_others(name, monkeypatch):
     pytest.importorskip('equinox')
   monkeypatch.setattr(skip_zeros, 'SPARSITIES', (0.75,))
   sizes = other_gpts.Sizes(64, layers=1, vocabulary=32)
-  row, = skip_zeros.measure_model(
+  dense, row = skip_zeros.measure_model(
       name, sizes, (2, 32), 3, np.random.default_rng(0)
   )
+  assert dense.metric == skip_zeros.DENSE and dense.value > 0
   assert row.value > 0 and row.target == skip_zeros.LEAST
 
 

@@ -198,7 +198,7 @@ def test_a_packed_state_is_not_made_dense_by_its_mask_alone():
 
 @pytest.mark.parametrize('wrap', [
     lambda tx, _: optax.chain(optax.trace(0.9), tx),
-    lambda tx, algorithm: tracking.track_masks(tx, algorithm),
+    lambda tx, algorithm: tracking.track_masks(tx, algorithm, where),
     lambda tx, _: spdf.rewind_weights(tx, [9], snapshot_at=2),
 ], ids=['chain', 'tracking', 'rewinding'])
 def test_state_outside_of_sparsify_stays_dense_and_loses_nothing(wrap):
