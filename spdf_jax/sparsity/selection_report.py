@@ -93,7 +93,7 @@ def last_layer(
       biases.setdefault(name.rpartition('/')[0], set()).add(leaf.shape[0])
   sizes = {}
   for (name, leaf), a in zip(named, axes):
-    if len(leaf.shape) < 2 or a and not a.reduction:
+    if len(leaf.shape) < 2 or a and not selection.as_tuple(a.reduction):
       continue  # A vector, or a stack of them.
     inputs, outputs = (
         math.prod(leaf.shape[axis] for axis in selection.as_tuple(part))
