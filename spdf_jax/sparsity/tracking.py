@@ -154,7 +154,7 @@ def _axes(
       p if h is None else jax.ShapeDtypeStruct(h.shape, p.dtype)
       for p, h in zip(leaves, trees.matching_leaves(history, params))
   ]
-  return selection.select(where, treedef.unflatten(shaped))
+  return selection.select(where, jax.tree.unflatten(treedef, shaped))
 
 
 def _changes(
