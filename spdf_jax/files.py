@@ -250,6 +250,10 @@ def check_private(path: str | os.PathLike[str]) -> None:
     )
 
 
+class _Unreadable(ValueError):
+  """An error of `reading`, which a context around it leaves as it is."""
+
+
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str], fix: str) -> Iterator[None]:
   """Turns whatever goes wrong while a file is read into one sentence.
@@ -267,17 +271,19 @@ def reading(path: str | os.PathLike[str], fix: str) -> Iterator[None]:
       is kept as it is.
 
   Example:
-    >>> with reading('a.json', 'write it again.'):
-    ...   {}['step']
-    Traceback (most recent call last):
-    ValueError: a.json cannot be read (KeyError: 'step'); write it again.
+    >>> try:
+    ...   with reading('a.json', 'write it again.'):
+    ...     {}['step']
+    ... except ValueError as error:
+    ...   print(error)
+    a.json cannot be read (KeyError: 'step'); write it again.
   """
   try:
     usual = os.path.isfile(path), os.path.isdir(path)
     if os.path.exists(path) and not any(usual):  # It would block its reader.
       raise ValueError(f'{path} is a pipe or a device; {fix}')
     yield
-  except (ImportError, InterruptedError):
+  except (ImportError, InterruptedError, _Unreadable):
     raise
   except Exception as error:  # Parsers and backends raise any.
     is_named = os.fspath(path) in str(error) and '\n' not in str(error)
@@ -286,7 +292,7 @@ def reading(path: str | os.PathLike[str], fix: str) -> Iterator[None]:
     if isinstance(error, ValueError) and is_named:
       raise
     text = ' '.join(str(error).split())[:300]
-    raise ValueError(
+    raise _Unreadable(
         f'{path} cannot be read ({type(error).__name__}: {text}); {fix}'
     ) from error
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Curves of losses over tokens, FLOPs or seconds.
 
-What a run took includes what other runs took for the checkpoint that it starts
-from.
+The cost of a run includes that of other runs up to the checkpoint that it
+starts from.
 """
 
 from collections.abc import Callable

@@ -96,7 +96,7 @@ _NOTES = (
     'FLOPs or seconds that all runs with a loss there took, interpolated '
     'between evaluations. Each is of one run: other seeds may differ by '
     'hundredths of a nat, or by more where training is short, so compare means '
-    'over seeds. What the runs took that a run starts from is included. '
+    'over seeds. The cost of the runs that a run starts from is included. '
     'Seconds also depend on what else the machine does.'
 )
 _OF_LONGER = (

@@ -147,7 +147,7 @@ def begin(
 
 
 def spent_before(run: Run) -> SpentBefore:
-  """Returns what other runs took for the checkpoint that a run starts from."""
+  """Returns the cost of other runs up to the checkpoint a run starts from."""
   config = run.config
   source = config.resume or config.init_from
   if not source:
@@ -160,7 +160,7 @@ def spent_before(run: Run) -> SpentBefore:
           source, read.read_run(workdir), step, resumed=bool(config.resume)
       )
   except (OSError, ValueError) as error:
-    logger.info('what %s took is not counted: %s', source, error)
+    logger.info('the cost of %s is not counted: %s', source, error)
     seconds = None if config.resume else 0.0
     return SpentBefore(source, is_recorded=False, seconds=seconds)
 

@@ -114,7 +114,7 @@ def _between(
 
 
 class SpentBefore(NamedTuple):
-  """What other runs took for the checkpoint that a run starts from.
+  """Cost of other runs up to the checkpoint that a run starts from.
 
   The past phases of a run that continues another one by `resume` are phases of
   its own plan, so that of those only the seconds are counted here.
@@ -160,7 +160,7 @@ class RunRecord:
     compute: A sentence on the kernels of the products.
     totals: Planned totals against dense training, see `costs.plan_costs`.
     data: The `corpus`, `tokenizer` and `task` of the config.
-    before: What other runs took for the checkpoint that this one starts from.
+    before: Cost of other runs up to the checkpoint that this one starts from.
     masks: The last masks of a run whose masks move, see
       `training.loop.mask_record`; empty for others.
 

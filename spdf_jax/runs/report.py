@@ -43,10 +43,10 @@ _COLUMNS = (
     'compiles.'
 )
 _BEFORE = (
-    'A row that begins with from is what other runs took for the checkpoint '
-    'that a run starts from; rows of all phases, figures and comparisons '
-    'include it. Phases that were trained before a run that resumes have rows '
-    'of their own, but for their seconds.'
+    'A row that begins with from has the cost of other runs up to the '
+    'checkpoint that a run starts from; rows of all phases, figures and '
+    'comparisons include it. Phases that were trained before a run that '
+    'resumes have rows of their own, but for their seconds.'
 )
 _CURVES = (
     'Validation loss over the training FLOPs of pre-training. Learning rates '
@@ -413,7 +413,7 @@ def write_report(
       _COLUMNS,
       *([_BEFORE] if any(run.before.source for run in runs.values()) else []),
       *_list([
-          f'{label} starts from {run.before.source}; what that took is not '
+          f'{label} starts from {run.before.source}; its cost is not '
           'recorded and not counted.'
           for label, run in runs.items() if not run.before.is_recorded
       ]),

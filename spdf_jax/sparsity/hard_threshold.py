@@ -166,7 +166,6 @@ def _update(
       **age.mask_argument(state.inner_state, state.mask),
   )
   axes = selection.select(where, params)
-
   fitted = algorithms.for_kernels(rule, selection.kernel_sizes(params, axes))
 
   def next_mask(count, mask, weights):

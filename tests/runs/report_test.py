@@ -253,7 +253,7 @@ def test_a_start_without_a_record_is_named(tmp_path):
       before=SpentBefore('runs/hf', is_recorded=False),
   )
   text = write_report(tmp_path / 'report', {'imported': imported}).read_text()
-  assert '\n* imported starts from runs/hf; what that took is not reco' in text
+  assert '\n* imported starts from runs/hf; its cost is not reco' in text
   assert 'from runs/hf |' not in text and 'before it, took' not in text
 
 

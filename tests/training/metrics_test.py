@@ -61,6 +61,7 @@ def test_a_whole_last_line_counts_without_its_newline(tmp_path):
 
 BROKEN = [
     '{"st', '[1]', '{"train/loss": 1.0}', '{"step": "3"}', '[' * 200_000,
+    '{"step": 1.5}', '{"step": true}', '{"step": 1, "train/loss": "low"}',
     '{"step": 1' + '0' * 30 + '}', '\udcff',
     '{"step": 1, "a": ' + '9' * 9999 + '}',
 ]

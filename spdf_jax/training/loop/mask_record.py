@@ -44,9 +44,8 @@ def describe(
   Returns:
     A dict that JSON can hold. `'layers'` has, by layer, the numbers of kept
     weights of its `'inputs'` and of its `'outputs'`, ascending, at evenly
-    spaced units. `'picture'` is that of
-    the layer whose masks vary most: its name, and densities of kept weights in
-    bands of inputs and outputs.
+    spaced units. `'picture'` is that of the layer whose mask varies most: its
+    name, and densities of kept weights in bands of inputs and outputs.
   """
   axes = selection.select(where, params)
   stacks = trees.by_name(selection.to_layers(mask, params, axes))

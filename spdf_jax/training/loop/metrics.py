@@ -168,8 +168,13 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 def _parse_row(line: bytes) -> dict[str, Any]:
   row = _parse(line)
-  if not 0 <= row['step'] < 1 << 63:
-    raise ValueError(f'step is {row["step"]}')
+  step = row['step']
+  is_int = isinstance(step, int) and not isinstance(step, bool)
+  if not is_int or not 0 <= step < 1 << 63:
+    raise ValueError(f'step is {step!r:.80}, which is no integer of 64 bits')
+  for name, value in row.items():
+    if '/' in name and not isinstance(value, (int, float, type(None))):
+      raise ValueError(f'{name:.80} is {value!r:.80}, which is not a number')
   return row
 
 
