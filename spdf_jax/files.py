@@ -250,10 +250,6 @@ def check_private(path: str | os.PathLike[str]) -> None:
     )
 
 
-class _Unreadable(ValueError):
-  """An error of `reading`, which a context around it leaves as it is."""
-
-
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str], fix: str) -> Iterator[None]:
   """Turns whatever goes wrong while a file is read into one sentence.
@@ -267,8 +263,8 @@ def reading(path: str | os.PathLike[str], fix: str) -> Iterator[None]:
 
   Raises:
     OSError: an error of the system that names the file.
-    ValueError: the context raised another error; one whose text names the file
-      is kept as it is.
+    ValueError: the context raised another error; one whose text names the file,
+      or is such a sentence about a file inside it, is kept as it is.
 
   Example:
     >>> try:
@@ -283,16 +279,17 @@ def reading(path: str | os.PathLike[str], fix: str) -> Iterator[None]:
     if os.path.exists(path) and not any(usual):  # It would block its reader.
       raise ValueError(f'{path} is a pipe or a device; {fix}')
     yield
-  except (ImportError, InterruptedError, _Unreadable):
+  except (ImportError, InterruptedError):
     raise
   except Exception as error:  # Parsers and backends raise any.
     is_named = os.fspath(path) in str(error) and '\n' not in str(error)
     if isinstance(error, OSError) and (is_named or error.filename):
       raise
-    if isinstance(error, ValueError) and is_named:
+    is_said = ' cannot be read (' in str(error)
+    if isinstance(error, ValueError) and (is_named or is_said):
       raise
     text = ' '.join(str(error).split())[:300]
-    raise _Unreadable(
+    raise ValueError(
         f'{path} cannot be read ({type(error).__name__}: {text}); {fix}'
     ) from error
 
