@@ -11,6 +11,7 @@ from tests.attacks.processes_test import files_in
 from tests.hf_models import LLAMA
 from tests.hf_models import make_params
 
+pytest.importorskip('safetensors.numpy')
 resource = pytest.importorskip('resource')
 
 COMMANDS = {
@@ -24,7 +25,6 @@ COMMANDS = {
 
 @contextlib.contextmanager
 def largest_file(size):
-  """Bounds the sizes of files, whose errors are those of a full disk."""
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
   try:

@@ -1,4 +1,4 @@
-"""Kills of runs, preparations, exports, sweeps and races."""
+"""Kills of runs, preparations, exports and sweeps."""
 
 import dataclasses
 import json
@@ -66,7 +66,6 @@ EXPORTS = {
         'experiments.prune', '--model={0}/hf', '--to={1}', '--sequences=2',
         '--method=magnitude:0.5', '--calibration={0}/a.jsonl',
     )],
-    'convert': [('experiments.convert', '--model={0}/hf', '--to_hf={1}')],
     'shards': [
         ('experiments.prepare', '--input={0}/a.jsonl', '--tokenizer=bytes',
          '--output={1}', f'--shard={number}/2', '--workers=1')
@@ -74,17 +73,18 @@ EXPORTS = {
     ] + [('experiments.prepare', '--join', '--output={1}')],
 }
 """Commands that read a folder `{0}` and write a folder `{1}`, one by one."""
-RACE = '''
-from tests import quickstart_runs
-
-def get_config(arg):
-  return quickstart_runs.small_config(arg, data__task='')
-'''
 
 
 @pytest.fixture(scope='module', autouse=True)
 def corpus():
   return prepare_corpus('python-stdlib', tokenizer='bytes', cache_dir=CACHE)
+
+
+def start_python(*arguments):
+  return subprocess.Popen(
+      [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT, text=True,
+  )
 
 
 def start_training(workdir, algorithm='static'):
@@ -118,35 +118,17 @@ def text(tmp_path_factory):
 
 
 def start_preparation(text, output):
-  return subprocess.Popen(
-      [
-          sys.executable, '-m', 'experiments.prepare', f'--input={text}',
-          '--tokenizer=bpe-2048', f'--output={output}', '--workers=2',
-      ],
-      cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+  return start_python(
+      '-m', 'experiments.prepare', f'--input={text}', '--tokenizer=bpe-2048',
+      f'--output={output}', '--workers=2',
   )
 
 
 def start_killed(command, source, output, changes=-1):
   """Starts a command that is killed after some changes of its output."""
   module, *arguments = (word.format(source, output) for word in command)
-  return subprocess.Popen(
-      [
-          sys.executable, '-c', KILLED, str(output), str(changes), module,
-          *arguments,
-      ],
-      cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-  )
-
-
-def start_race(config, workdir):
-  configs = ','.join(f'{config}:sparsity={x}' for x in (0.5, 0.75))
-  return subprocess.Popen(
-      [
-          sys.executable, '-m', 'experiments.race', '--budget=4e8FLOPs',
-          f'--configs={configs}', '--seeds=2', f'--workdir={workdir}',
-      ],
-      cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+  return start_python(
+      '-c', KILLED, str(output), str(changes), module, *arguments
   )
 
 
@@ -295,18 +277,3 @@ def test_an_export_killed_between_its_changes_ends_the_same(name, tmp_path):
     finish(start_killed(command, tmp_path, killed))
   assert files_in(whole) == files_in(killed)
   assert (files_in(hf), files_in(tmp_path)) == sources
-
-
-def test_a_race_killed_three_times_ends_the_same(tmp_path):
-  config = tmp_path / 'small.py'
-  config.write_text(RACE)
-  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  finish(start_race(config, whole))
-  for steps in (1, 40, 100):
-    child = start_race(config, killed)
-    kill_when(child, lambda steps=steps: sum(
-        steps_in(folder) for folder in (killed / 'runs').glob('*')
-    ) >= steps)
-    time.sleep(10)  # Until its workers have saved.
-  finish(start_race(config, killed))
-  assert (whole / 'table.md').read_text() == (killed / 'table.md').read_text()
