@@ -49,7 +49,7 @@ _READINGS = {'cerebras-gpt-256m': 'split', 'cerebras-gpt-6.7b': 'extended'}
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
-  """Returns the config; `arg` has `model`, `reading`, and an algorithm's."""
+  """Returns the config; `arg` has `model`, `reading` and an algorithm."""
   algorithm, given = common.parse_algorithm(
       arg, dict(name='static', sparsity=0.9), model=str, reading=str
   )

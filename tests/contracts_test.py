@@ -427,11 +427,11 @@ def is_function(node):
   )
 
 
-def test_entries_stand_alone():
+def test_entries_of_docstrings_do_not_lean_on_their_name():
   assert of_docstrings(LEANING) == []
 
 
-def test_errors_and_references_are_listed_in_one_form():
+def test_raises_and_references_have_one_format():
   assert of_docstrings(SHOUTING) == []
   assert of_docstrings(re.compile(r' *(Sources?|Reference):')) == []
 
@@ -452,7 +452,7 @@ def test_functions_begin_with_a_verb_in_the_third_person():
   ] == []
 
 
-def test_one_word_is_used_for_one_thing():
+def test_banned_synonyms_are_not_used():
   assert [
       f'{path}:{number}: {line.strip()}'
       for folder in FOLDERS for path in sorted((ROOT / folder).rglob('*.py'))

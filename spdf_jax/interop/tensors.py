@@ -270,7 +270,7 @@ def unpack_tensors(
 
 
 def parts_of(name: str) -> tuple[str, str, str]:
-  """Returns the names in the file of which a tensor has the first, or others.
+  """Returns the names in a file of a dense tensor, and of its packed parts.
 
   Example:
     >>> parts_of('w')

@@ -197,12 +197,12 @@ EDGES = [
 
 @with_dtypes
 @pytest.mark.parametrize('edge', EDGES[::2])
-def test_edges_of_vectors_blocks_and_regions_are_right(edge, dtype):
+def test_sizes_near_those_of_vectors_and_blocks_equal_numpy(edge, dtype):
   check(make_case(0, *edge), dtype)
 
 
 @with_dtypes
-def test_results_that_outgrow_caches_are_right(dtype):
+def test_results_larger_than_caches_equal_numpy(dtype):
   rng = np.random.default_rng(0)
   features = 1030  # Some rows begin where a vector may be streamed.
   tokens = 2**24 // (jnp.dtype(dtype).itemsize * 1024) + 3
@@ -248,7 +248,7 @@ def check_packed(case, spare=0, dtype='float32'):
 
 @with_dtypes
 @pytest.mark.parametrize('spare, edge', [*enumerate(EDGES[1::2])])
-def test_packed_weights_are_right_at_edges(spare, edge, dtype):
+def test_packed_weights_equal_numpy_at_edge_sizes(spare, edge, dtype):
   check_packed(make_case(2, *edge), spare, dtype)
 
 
@@ -293,7 +293,7 @@ def test_a_gradient_of_packed_weights_takes_two_calls():
   ]
 
 
-def test_both_gradients_take_one_product_and_one_call():
+def test_the_product_and_both_gradients_take_one_kernel_call_each():
   assert calls(gradient(CASE), *operands(CASE)) == [
       'spdf_sparse_matmul', 'spdf_sparse_matmul_backward'
   ]
@@ -327,7 +327,7 @@ def test_repeated_calls_agree_in_every_bit():
 
 
 @with_dtypes
-def test_nan_and_infinity_on_the_mask_do_propagate(dtype):
+def test_nan_and_infinity_in_kept_weights_propagate(dtype):
   rng = np.random.default_rng(0)
   x = rng.uniform(1, 2, (20, 40)).astype(np.float32)
   w = rng.uniform(1, 2, (40, 30)).astype(np.float32)
@@ -367,7 +367,7 @@ def test_an_infinite_token_affects_only_its_own_outputs_at_kept_weights(dtype):
   np.testing.assert_array_equal(y, [[3], [np.inf], [-np.inf], [3]])
 
 
-def test_vmap_over_all_operands_is_a_loop():
+def test_vmap_over_all_operands_equals_a_loop():
   cases = [
       make_case(seed, (20,), 33, 18, 0.7, 'none', 'others')
       for seed in range(3)
@@ -416,7 +416,7 @@ def check_kernels(name, dtype):
     ('avx512', 1, 'float32'), ('avx2', 3, 'float32'),
     ('portable', 5, 'float32'), ('avx512', 5, 'bfloat16'),
 ])
-def test_every_kernel_set_is_right_on_any_number_of_threads(
+def test_every_kernel_set_equals_numpy_on_any_number_of_threads(
     name, threads, dtype
 ):
   if not native.is_available(dtype):

@@ -64,7 +64,7 @@ def flip(path, offset, bit=0):
   path.write_bytes(data)
 
 
-def test_two_preparations_without_locks_give_no_corpus_with_holes(
+def test_two_preparations_without_locks_leave_no_incomplete_corpus(
     lines, tmp_path
 ):
   calls = []

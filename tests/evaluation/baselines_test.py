@@ -39,7 +39,7 @@ def markov_chain(seed, transitions, steps):
   return states
 
 
-def test_counts_are_those_of_a_histogram_across_chunks():
+def test_bigram_counts_over_several_chunks_equal_numpys_histogram():
   tokens = np.random.default_rng(0).integers(5, size=2_100_000)
   tokens = tokens.astype(np.uint16)
   expected, *_ = np.histogram2d(tokens[:-1], tokens[1:], bins=range(6))

@@ -99,7 +99,7 @@ def line_of(ax, **looks):
   return [list(map(float, values)) for values in lines[0].get_data()]
 
 
-def test_a_history_counts_on_through_its_launches(tmp_path):
+def test_steps_of_a_history_are_counted_over_all_launches(tmp_path):
   first = make_run(tmp_path / 'first', [
       ('a', 'corpus', 0.9, 0.9, 100), ('b', 'corpus', 0.0, 0.0, 20),
   ])
@@ -115,7 +115,7 @@ def test_a_history_counts_on_through_its_launches(tmp_path):
   )
 
 
-def test_a_history_ends_with_the_best_step_that_was_gone_on_from(
+def test_the_history_of_a_run_from_a_best_checkpoint_stops_there(
     tmp_path, monkeypatch
 ):
   first = make_run(tmp_path / 'first', [('a', 'corpus', 0.9, 0.9, 100)])
@@ -282,7 +282,7 @@ def test_the_reduction_rises_with_size_to_its_limit():
     diagrams.plot_mask_diagram, diagrams.plot_spdf_diagram,
     diagrams.plot_variable_diagram,
 ])
-def test_texts_of_diagrams_stand_free(plot):
+def test_texts_of_diagrams_do_not_overlap(plot):
   figure = plot()
   figure.draw_without_rendering()
   ax, = figure.axes

@@ -84,7 +84,7 @@ OF_SIZES = {'c', 'c-ppl'}
     # and in (h) the dense arm has the rate of static 75 %, and is not tuned.
     (dict(best={'dense+task': 1.0}), {'b1', 'i', 'j'}, 'G3 dense+task'),
 ])
-def test_gates_that_fail_take_the_verdicts_of_their_claims_only(
+def test_a_failed_gate_removes_only_the_verdicts_that_depend_on_it(
     changes, keys, reason
 ):
   assert_without_verdict(world_of(**changes), keys, reason)
@@ -106,7 +106,7 @@ def test_a_gate_is_judged_by_the_mean_over_seeds():
   assert (gate.key, gate.subject.folder) == ('G2', 'static-99_small')
 
 
-def test_the_rate_of_an_arm_counts_for_the_arm_that_uses_it():
+def test_a_gate_on_a_rate_applies_to_arms_that_take_the_rate():
   world = world_of(best={'static-75+task': 1.0})
   assert world.findings['h'].reason == 'G3 static-75+task'
 
@@ -185,7 +185,7 @@ def test_the_control_of_each_budget_is_measured_on_seeds_that_tune():
 @pytest.mark.parametrize('changes', [
     dict(control=0.05), dict(control_rate=2.5e-4)
 ], ids=['as good as dense', 'at the end of its grid'])
-def test_a_control_that_proves_nothing_spares_other_widths(changes):
+def test_a_failed_control_removes_verdicts_of_its_width_only(changes):
   findings = context_world(**changes).findings
   assert {f.reason for f in findings.values()} == {'', 'G2 static-99'}
   assert {k for k, f in findings.items() if f.reason} == OF_WIDTH_64
@@ -248,7 +248,7 @@ def test_an_arm_none_of_whose_rates_is_eligible_is_not_judged(capsys):
   assert counts == f'{len(done)} of {len(done)}'
 
 
-def test_repetitions_stand_beside_the_interval_and_decide_nothing():
+def test_repeated_runs_are_reported_and_change_no_verdict():
   world = context_world()
   again = {n: o for n, o in world.done.items() if n.endswith(',again')}
   # Seeds 6 and 12 of twelve.

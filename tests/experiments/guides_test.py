@@ -100,7 +100,7 @@ def test_the_scripts_of_a_guide_run(guide, clone):
 
 
 @pytest.mark.parametrize('words', COMMANDS)
-def test_a_command_can_be_given(words, clone, monkeypatch):
+def test_commands_of_the_guides_can_be_parsed(words, clone, monkeypatch):
   if words[:2] == ['python', '-c']:
     check_imports(words[2])
   if words[:2] != ['python', '-m']:
@@ -111,7 +111,7 @@ def test_a_command_can_be_given(words, clone, monkeypatch):
     return
   if '--' in arguments:  # A launcher, and the command that it launches.
     launched = arguments.index('--') + 1
-    test_a_command_can_be_given(arguments[launched:], clone, monkeypatch)
+    test_commands_of_the_guides_can_be_parsed(arguments[launched:], clone, monkeypatch)
     arguments = arguments[:launched - 1]
   known = defined_flags(module)
   for word in arguments:
@@ -164,7 +164,7 @@ def check_config(arguments, monkeypatch):
 
 
 @pytest.mark.parametrize('guide', GUIDES, ids=NAMES)
-def test_what_a_guide_points_to_is_there(guide):
+def test_paths_named_in_guides_exist(guide):
   text = guide.read_text()
   for path in re.findall(r'`((?:configs|tests|experiments)/[\w./]+)`', text):
     assert (ROOT / path).exists(), path

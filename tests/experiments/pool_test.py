@@ -218,7 +218,7 @@ TUNED = Entry(Arm('dense', task='task'), {'rate': (4.0, 8.0)}, 2)
 
 
 @pytest.mark.parametrize('best', [2.0, 8.0])
-def test_a_tied_rate_runs_no_selection_seed_and_coincides_where_it_agrees(
+def test_an_arm_with_a_given_rate_runs_only_what_is_not_there_yet(
     best
 ):
   def run(job):

@@ -46,7 +46,7 @@ REFERENCES = [
 
 
 @pytest.mark.parametrize('score, published', [(bleu, 48.53), (chrf, 59.73)])
-def test_scores_of_the_published_example(score, published):
+def test_metrics_equal_published_scores_of_an_example(score, published):
   assert round(score(HYPOTHESES, REFERENCES), 2) == published
 
 
@@ -134,7 +134,7 @@ def test_nist_equals_a_computation_by_hand():
   assert nist(['a b c x'], [['a b c']]) == pytest.approx(3 * math.log2(3) / 4)
 
 
-def test_reference_lengths_of_the_two_nists():
+def test_the_two_nists_average_reference_lengths_differently():
   hypotheses = ['a b c d e f', 'a b c d e f']
   references = [['a b c d e f g h i j'], ['a b c d e f'] * 3]
   # 10 + 18 words over 2 references a segment, against 10 + 6 words.
@@ -156,7 +156,7 @@ def test_rouge_l_takes_precision_and_recall_from_different_references():
   assert rouge_l([''], [['a']]) == 0
 
 
-def test_cider_of_a_rare_and_a_common_word():
+def test_cider_ignores_a_word_of_all_documents():
   # 'the' is in both documents and tells nothing.
   score = cider(['the cat', 'the'], [['the cat'], ['the dog']])
   # Orders 1 and 2 of the first agree; of the second nothing does.
@@ -255,14 +255,14 @@ def test_ter_of_small_texts_equals_a_count_by_hand(words, wanted, edits):
   assert translation_edits(words.split(), wanted.split()) == edits
 
 
-def test_ten_words_move_together_and_eleven_do_not():
+def test_ter_shifts_ten_words_at_once_but_not_eleven():
   for count, edits in ((10, 1), (11, 2)):
     run = [f'w{i}' for i in range(count)]
     rest = [f'r{i}' for i in range(30)]
     assert translation_edits(rest + run, run + rest) == edits
 
 
-def test_segment_minima_of_published_example():
+def test_segment_minima_of_the_published_example_equal_the_published_ones():
   # Snover et al. 2006, section 2: one shift, two edits, one word more.
   reference = ('SAUDI ARABIA denied THIS WEEK information published in the'
                ' AMERICAN new york times')

@@ -213,7 +213,7 @@ def test_logits_equal_a_plain_llama(changes):
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(0, 2**16))
-def test_scores_depend_on_the_distance_only(i, j, seed):
+def test_attention_scores_depend_only_on_the_distance_of_tokens(i, j, seed):
   rng = np.random.default_rng(seed)
   turns = rotary.frequencies(rotary.Rotary(), 8)
   q, k = rng.standard_normal((2, 1, 1, 1, 8)).astype(np.float32)

@@ -89,7 +89,7 @@ def test_fraction_of_is_integer_arithmetic(counts, fraction):
 
 @settings(deadline=None)
 @given(COUNTS, st.integers(0, 1000))
-def test_round_shares_of_round_counts_are_exact(n, thousandths):
+def test_thousandths_of_multiples_of_1000_are_exact(n, thousandths):
   n = n // 1000 * 1000 % 1_000_000
   exact = n // 1000 * thousandths
   assert int(fraction_of(n, fixed(thousandths / 1000))) == exact

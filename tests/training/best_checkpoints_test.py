@@ -311,7 +311,7 @@ def test_the_page_of_a_report_shows_where_the_best_was(tmp_path):
   assert f'* toy: {sentence}' in page
 
 
-def test_the_last_at_sign_divides_unless_the_folder_is_there(
+def test_the_last_at_sign_separates_the_phase_unless_it_is_in_a_folder(
     tmp_path, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)

@@ -221,7 +221,7 @@ def test_op_by_op_a_step_is_that_of_dense_storage_bit_for_bit():
         not native.is_available(), reason='no native kernels here'
     )),
 ])
-def test_under_jit_a_step_is_equal_to_rounding(matmul):
+def test_under_jit_compact_and_dense_steps_agree_up_to_rounding(matmul):
   steps, batch, state, packed = steps_of(matmul)
   step, compact_step = map(jax.jit, steps)
   for _ in range(2):
