@@ -71,7 +71,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
     first['duration'] = common.part_of(budget, sparse)
     second = dict(
         duration=common.part_of(budget, 1 - sparse),
-        learning_rate=dict(schedule='continue'),  # one decay over both: ours
+        # our choice: one decay over both
+        learning_rate=dict(schedule='continue'),
     )
   else:
     dense = sparsity - _EFFECTIVE  # additional share of the steps

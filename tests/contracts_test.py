@@ -30,7 +30,8 @@ SMALL = {
 }
 """Modules beside the rooms, which every room may import."""
 EXCEPT = {
-    # What of a lower layer a room does not import, beside all of its own layer.
+    # Packages of a lower layer that a package may not import, in addition to
+    # those of its own layer.
     'data': {'sparsity', 'accelerator'},
 }
 # Where heavy libraries may appear; others only inside functions.
@@ -253,7 +254,7 @@ def run_with_core_only(tmp_path_factory):
 
   def run(code):
     return subprocess.run(
-        [sys.executable, '-S', '-c', code],  # Without site-packages.
+        [sys.executable, '-S', '-c', code],  # -S excludes site-packages.
         env=os.environ | {'PYTHONPATH': str(installed)},
         cwd=installed,
         capture_output=True, text=True, timeout=300, check=False,
@@ -385,7 +386,7 @@ def test_public_functions_are_fully_annotated():
 
 
 FOLDERS = ('spdf_jax', 'experiments', 'configs')
-# Entries of Args and the like that lean on the name before them.
+# Entries of Args that cannot be understood without the name before them.
 LEANING = re.compile(r' {2,}[`*\w.]+: (Of|Its|Whose|Where|It|They|Those)\b')
 # Words for which the project has another one; see CONTRIBUTING.
 BANNED = re.compile(

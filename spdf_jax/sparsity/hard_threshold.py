@@ -172,7 +172,7 @@ def _update(
     mask, weights = (
         selection.to_layers(tree, params, axes) for tree in (mask, weights)
     )
-    key, no_grads = jax.random.key(0), weights  # Which no rule reads.
+    key, no_grads = jax.random.key(0), weights  # No rule reads these.
     return selection.from_layers(
         fitted.update(key, count, mask, weights, no_grads), params, axes
     )

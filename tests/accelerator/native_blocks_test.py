@@ -265,7 +265,7 @@ def test_kernels_of_avx2_equal_numpy_within_derived_bounds():
   assert 'avx2' in start_child(code, SPDF_NATIVE_KERNELS='avx2')
 
 
-# Tiles.
+# Matrix units (AMX tiles), emulated.
 
 
 @pytest.fixture(scope='module')
@@ -293,7 +293,8 @@ def check_emulated(seeds):
   for seed in seeds:
     check(Draw(seed))
   check_large('bfloat16', 'y', 'dx')
-  # Tiles sum first and second terms of pairs apart, vectors in turn.
+  # Tiles add the first and second terms of pairs separately, vector kernels in
+  # alternation.
   x = np.zeros((1, SIDE), np.float32)
   x[0, :3] = 2.0**30, 1, -2.0**30
   w, mask = np.ones((SIDE, SIDE), np.float32), np.ones((SIDE, SIDE), bool)

@@ -89,7 +89,7 @@ def make_case(seed, tokens, inputs, outputs, sparsity, skew, wanted):
 
 
 def assert_close(actual, wanted, dtype='float32'):
-  # Of bfloat16: y, its cotangent, a product and its cotangent are rounded.
+  # In bfloat16 y, its cotangent, a product and its cotangent are rounded.
   tolerance = 2e-6 if dtype == 'float32' else 4 * ROUNDING
   actual, wanted = jax.tree.leaves(actual), jax.tree.leaves(wanted)
   assert len(actual) == len(wanted)
@@ -107,7 +107,8 @@ def check(case, dtype='float32'):
 
   def with_gradients_alone(x, w, mask, grad_mask, c, *directions):
     y, both, hvp = everything(x, w, mask, grad_mask, c, *directions)
-    # By y, so that each is one product and not part of the call for both.
+    # Differentiates each operand alone, so that neither is part of the joint
+    # call.
     cy = c * y
     of_x = jax.vjp(lambda x: multiply(x, w, mask), x)[1](cy)
     of_w = jax.vjp(lambda w: multiply(x, w, mask, grad_mask=grad_mask), w)[1](
@@ -228,7 +229,7 @@ def check_packed(case, spare=0, dtype='float32'):
   packed = packing.pack_mask(jnp.asarray(case.mask))
   kept = int(case.mask.sum())
   values = np.full(max(1, kept) + spare, np.nan, np.float32)
-  values[:kept] = case.w[case.mask]  # Those after the last are not read.
+  values[:kept] = case.w[case.mask]  # Further values are not read.
   case.grad_mask = case.mask
 
   def everything(x, values, packed, c):
@@ -339,14 +340,15 @@ def test_nan_and_infinity_in_kept_weights_propagate(dtype):
   f = lambda x, w: multiply(x, w, mask, dtype=dtype)
   y, pullback = jax.vjp(f, x, w)
   wanted = x @ np.where(mask, w, 0)
-  wanted[5] = x[5, 1:] @ np.where(mask, w, 0)[1:]  # An off-mask NaN token.
+  # A NaN in x[5, 0] reaches only output 11, whose weight is kept.
+  wanted[5] = x[5, 1:] @ np.where(mask, w, 0)[1:]
   wanted[5, 11] = np.nan
   rounding = 0 if dtype == 'float32' else ROUNDING
   np.testing.assert_allclose(y, wanted, rtol=1e-5 + rounding)
   dx, dw = pullback(jnp.ones_like(y).at[2, 9].set(np.nan))
   finite = np.isfinite
   wanted = np.full(x.shape, True)
-  wanted[:, [3, 4]] = False  # Where w is not finite.
+  wanted[:, [3, 4]] = False  # Inputs whose weights are not finite.
   wanted[2, mask[:, 9]] = False
   np.testing.assert_array_equal(finite(dx), wanted)
   wanted = ~(mask & (np.arange(30) == 9))

@@ -41,7 +41,7 @@ class Case:
     self.w = draw(*stack, inputs, outputs)
     self.mask = rng.random(self.w.shape) >= sparsity
     self.grad_mask = rng.random(self.w.shape) >= sparsity / 2
-    self.weights = draw(*stack, *tokens, outputs)  # Of the loss.
+    self.weights = draw(*stack, *tokens, outputs)  # Weights of the loss.
     self.vx, self.vw = draw(*self.x.shape), draw(*self.w.shape)
 
 
@@ -217,7 +217,8 @@ def test_scan_over_stacked_layers_equals_a_loop(storage):
   rng = np.random.default_rng(0)
   x, w = rng.normal(size=(4, 5)), rng.normal(size=(3, 5, 5))
   mask = rng.random(w.shape) < 0.5
-  assert len(set(mask.sum((-2, -1)))) > 1  # Some packed layers leave room.
+  # Layers keep different numbers of weights.
+  assert len(set(mask.sum((-2, -1)))) > 1
 
   def scanned(x, w):
     masks = mask

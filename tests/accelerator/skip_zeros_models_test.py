@@ -208,7 +208,8 @@ def test_explain_needs_only_shapes():
   loss = lambda p, t: next_token_loss(model.apply({'params': p}, t), t)
   tokens = jax.ShapeDtypeStruct(TOKENS.shape, 'int32')
   table = explain(loss, lowering='native')(params, tokens, mask=mask)
-  assert table.dense == {} and 'gather' in str(table)  # Tied to the head.
+  # The embedding is also the head.
+  assert table.dense == {} and 'gather' in str(table)
 
 
 def test_gradients_accumulated_in_a_scan_equal_dense_ones():
@@ -280,7 +281,8 @@ def test_twenty_steps_of_other_gpts_have_the_losses_of_dense_ones(name):
 
 @pytest.mark.parametrize('name', other_gpts.GPTS)
 def test_lists_of_other_gpts_multiply_whatever_the_axes_of_their_matrices(name):
-  sizes = other_gpts.Sizes(128, layers=2, vocabulary=32)  # Two heads.
+  # A width of 128 has two heads.
+  sizes = other_gpts.Sizes(128, layers=2, vocabulary=32)
   params, logits = other_gpts.GPTS[name](sizes)
   mask = masks_of(params, suite.hidden_matrices)
   kept = spdf.apply_mask(params, mask)

@@ -593,7 +593,7 @@ def test_arguments_other_than_weights_may_be_bools_and_functions():
   assert '6 × 8' in table and 'not used' in table
 
 
-# Right or loud.
+# Either a correct result or an error.
 
 
 def test_the_log_states_once_which_weights_reach_kernels(caplog):

@@ -101,7 +101,7 @@ def test_a_known_predicate_counts_the_branch_it_selects():
     report = simulate(branching, DEVICE)(pred, X, W)
     assert report.cycles == pytest.approx(layers * one.cycles)
     assert not report.branches
-  # Also where it has to be worked out.
+  # The same where the predicate is computed from the mask.
   mostly = lambda mask, x, w: branching(mask.mean() > 0.5, x, w)
   report = simulate(mostly, DEVICE)(MASKS[0], X, W)
   assert report.cycles == pytest.approx(one.cycles)
@@ -467,7 +467,7 @@ def test_a_trace_has_all_operations_in_sequence(tmp_path):
   events = json.loads(path.read_text())['traceEvents']
   track = [e for e in events if e['ph'] == 'X' and e['tid'] == 0]
   assert len(track) == len(report.rows)
-  # To the last bit: viewers nest what overlaps, be it by rounding.
+  # Exactly equal, since viewers nest events that overlap by a rounding error.
   for event, after in zip(track, track[1:]):
     assert event['ts'] + event['dur'] == after['ts']
   last = track[-1]

@@ -137,7 +137,7 @@ def test_a_checkpoint_without_the_digest_of_its_metadata_is_not_used(workdir):
 
 @pytest.mark.parametrize('item', ['meta', 'data'])
 @pytest.mark.parametrize('value', [3, 'x', [], {'a': 1}])
-def test_changed_metadata_is_used_or_refused_in_one_sentence(workdir, item, value):
+def test_changed_metadata_is_used_or_refused_by_name(workdir, item, value):
   path = workdir / 'checkpoints' / '14' / item / 'metadata'
   stored = json.loads(path.read_bytes())
   for name in sorted(set(stored) - {'sha256'}):

@@ -35,7 +35,7 @@ def writes(call):
   name = getattr(call.func, 'attr', getattr(call.func, 'id', ''))
   if isinstance(call.func, ast.Attribute):
     receiver = ast.unparse(call.func.value)
-    if receiver == 'temporary':  # Of `files.replacing`.
+    if receiver == 'temporary':  # The path that `files.replacing` gives.
       return False
     if name == 'savefig':
       return ast.unparse(call.args[0]) != 'temporary'

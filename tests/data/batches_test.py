@@ -78,8 +78,8 @@ def test_no_window_is_seen_twice_in_an_epoch(counting, blocks, shares, seed):
   block = max(length for _, length, _, _ in shares)
   shares = [share for share in shares if block % share[1] == 0]
   held, cursor, steps = blocks * block, 0, 0
-  slots, skipped = [], 0  # Where each row lies in the stream, by hand.
-  cut = set()  # Epochs that a new one ends early.
+  slots, skipped = [], 0  # The expected position of each row in the stream.
+  cut = set()  # Epochs that end early, since a phase begins a new one.
   for batch_size, length, count, new_epoch in shares:
     if new_epoch and cursor % held:
       cut.add(cursor // held)
@@ -97,7 +97,8 @@ def test_no_window_is_seen_twice_in_an_epoch(counting, blocks, shares, seed):
   for epoch, tokens in seen.items():
     assert len(set(tokens)) == len(tokens)
     if epoch < max(seen) and epoch not in cut:
-      assert len(tokens) >= held - skipped  # None is lost but by rounding.
+      # Only rounding to whole blocks skips tokens.
+      assert len(tokens) >= held - skipped
   assert skipped < block * len(shares)
 
 

@@ -174,7 +174,7 @@ def test_the_search_stops_when_no_continuation_can_score_higher():
       batch_size=3, length=200,
   )
   assert texts == [[], [], []]
-  assert len(calls) == 2  # The prompts, and the end.
+  assert len(calls) == 2  # One call for the prompts, one for the end.
 
 
 @pytest.mark.parametrize('refill', [True, False])

@@ -96,7 +96,7 @@ def test_an_interrupt_of_another_process_keeps_its_status():
 
 @pytest.mark.parametrize('call', [
     lambda: fail(TypeError('a\n  text')),
-    # What follows the opening of a run is not about its input.
+    # After a run is opened, a ValueError is a mistake in code.
     lambda: lambda: fail(ValueError('a\n  text')),
 ])
 def test_mistakes_in_code_keep_their_tracebacks_in_a_file(

@@ -78,7 +78,7 @@ OF_SIZES = {'c', 'c-ppl'}
      'G2 static-99_small'),
     (dict(ngrams={'large': (1.5, 1.5)}, gaps=GAPS | {'static-99_small': 0.0}),
      OF_SIZES, 'G1 dense_large, G2 static-99_small'),
-    # The rate of a parent counts for what starts from it,
+    # The rate of a parent also applies to the arms that start from it,
     (dict(best={'static-75': 1.0}),
      {'a', 'b1', 'b2', 'd-pre', 'd-ft', 'h', 'i'}, 'G3 static-75'),
     # and in (h) the dense arm has the rate of static 75 %, and is not tuned.
@@ -95,7 +95,8 @@ def test_a_gate_is_judged_by_the_mean_over_seeds():
   lucky = min(next(iter(true_world().measured.values())))
 
   def run(job):
-    gap = 0.2 if job.seed == lucky else 0.02  # Their mean is below 0.1.
+    # The mean over seeds is below 0.1.
+    gap = 0.2 if job.seed == lucky else 0.02
     gaps = GAPS | {'static-99_small': gap}
     return outcome_of(job, gaps=gaps)
 
@@ -147,7 +148,7 @@ def test_non_inferiority_after_fine_tuning_needs_a_control_that_is_worse(gap):
   ))
   if gap is None:  # Not run, or left out of the records.
     done = {n: o for n, o in done.items() if 'static-99+task' not in n}
-  # A measure that is blind does not find the differences of other claims.
+  # A measure that misses 99 % zeros cannot support other claims.
   assert_without_verdict(
       look_at(FAIR, entries, done), {'b1', 'j'},
       'G6 static-99+task at the rate of static-75+task',
@@ -200,7 +201,7 @@ def test_a_verdict_needs_all_registered_seeds():
   findings = look_at(CONTEXT_64, world.entries, done).findings
   assert findings['flops-64'].reason == '11 of at least 12 seeds'
   assert not findings['flops-96'].reason
-  # Gates are not judged by some of their seeds either.
+  # Gates, too, need all registered seeds.
   done = {
       name: outcome for name, outcome in world.done.items()
       if not (name.startswith('static-99_w96/') and name.endswith('seed=2'))
@@ -239,7 +240,7 @@ def test_an_arm_none_of_whose_rates_is_eligible_is_not_judged(capsys):
   assert small.arm not in world.measured
   gate, = (g for g in world.gates if g.subject == small.arm)
   assert gate.found == 'no rate is eligible' and not gate.passed
-  # The grid is extended around its lowest rate, once, and none is bold.
+  # The grid is extended once, below its lowest rate, and no rate is chosen.
   table = arm_report.format_choices(entries, done)
   line, = lines_of(table, f'| {escape("dense_small")} |')
   assert line.count(': inf') == 4 and '**' not in line
@@ -251,7 +252,7 @@ def test_an_arm_none_of_whose_rates_is_eligible_is_not_judged(capsys):
 def test_repeated_runs_are_reported_and_change_no_verdict():
   world = context_world()
   again = {n: o for n, o in world.done.items() if n.endswith(',again')}
-  # Seeds 6 and 12 of twelve.
+  # Of twelve seeds, 6 and 12 are repeated.
   assert sum(name.startswith('static-75/') for name in again) == 2
   done = world.done | {
       name: outcome | {'validation/loss': outcome['validation/loss'] + 0.02}

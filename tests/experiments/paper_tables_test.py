@@ -341,12 +341,14 @@ def test_the_miniature_table_is_what_its_records_give(tmp_path, monkeypatch):
 def test_scores_are_matched_by_the_folder_of_their_run(tmp_path, monkeypatch):
   start = pretrain(tmp_path / 'runs' / 'small-75')
   run = tune(tmp_path / 'sweeps' / 'e2e' / 'seed=0', 'runs/small-75')
-  for workdir in (start, run):  # Their weights are not needed.
+  for workdir in (start, run):  # Tables do not need the weights.
     shutil.rmtree(workdir / 'checkpoints')
   path = tmp_path / 'sweeps' / 'e2e' / 'test.json'
   score(path, 'sweeps/e2e/seed=0', 66.0)
-  path.write_text(json.dumps([json.loads(path.read_text())]))  # As sweeps do.
-  monkeypatch.chdir(tmp_path.parent)  # And not where training was launched.
+  # The format of sweeps.
+  path.write_text(json.dumps([json.loads(path.read_text())]))
+  # The current folder is not that of the training.
+  monkeypatch.chdir(tmp_path.parent)
   cell = cells_of('spdf', run.parent)['GPT-2 Small 75%', 'E2E BLEU']
   assert cell.values == (66.0,)
 

@@ -135,8 +135,8 @@ def test_the_planned_config_takes_the_flops_that_were_planned(model):
       p['steps'] * p['flops_per_step']
       for p in describe_plan(run, 'plan')['phases']
   )
-  # In the first step of a dense stage only gradients are: two of the three
-  # products still skip zeros.
+  # In the first step of a dense stage only the gradients of weights are dense:
+  # the other two products still skip zeros.
   spared = 2 / 3 * (flops(0.0) - flops(0.9))
   assert total == pytest.approx(plan.total(flops) - spared, rel=1e-4)
 

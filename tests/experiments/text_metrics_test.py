@@ -52,7 +52,7 @@ def test_metrics_equal_published_scores_of_an_example(score, published):
 
 def test_bleu_is_cased_and_smoothed():
   assert bleu(['A B C D E'], ['a b c d e']) == 0
-  # 0 of 2 4-grams match: counted as half of one, the first order without.
+  # None of two 4-grams matches, the first such order, which counts as 1/2.
   expected = 100 * (3 / 5 * 2 / 4 * 1 / 3 * (1 / 2) / 2) ** 0.25
   assert bleu(['a b c x y'], ['a b c d e']) == pytest.approx(expected)
 
@@ -63,7 +63,7 @@ def test_numbers_of_references_may_differ(score):
   mixed = score(texts, [['x y', 'a b c d e', 'z'], 'f g h i j'])
   assert mixed == pytest.approx(100)
   # A missing reference is left out; it is not an empty one.
-  hypotheses = ['a b c d', 'p q']  # to which an empty one would be closest
+  hypotheses = ['a b c d', 'p q']  # an empty reference would be the closest one
   padded = [['a b c d e', 'a b c x'], ['p q r s t', 'p q r s t']]
   missing = [['a b c d e', 'a b c x'], ['p q r s t']]
   assert score(hypotheses, missing) == score(hypotheses, padded)
@@ -114,13 +114,13 @@ def test_unknown_names_are_refused_with_the_nearest():
 
 
 def test_a_missing_reference_is_of_length_zero_in_multi_bleu():
-  # 4 words stand nearer to 6 than to 0, 2 words nearer to 0.
+  # The closest reference length: 4 is closer to 6 than to 0.
   assert multi_bleu(['a b c d'], [['a b c d e f']]) < 100
   pair = ['a b c d', 'x y z w'], [['a b c d'], ['x y z w', 'q']]
   assert multi_bleu(*pair) == pytest.approx(100)
   far = multi_bleu(['a b c d', 'x'], [['a b c d', 'y'], ['x y z', 'x y']])
   kept = multi_bleu(['a b c d', 'x'], [['a b c d', ''], ['x y z']])
-  assert kept == pytest.approx(100)  # 'x' is nearer to nothing than to three.
+  assert kept == pytest.approx(100)  # The length 1 is closer to 0 than to 3.
   assert far < 100
 
 
@@ -128,9 +128,9 @@ def test_nist_equals_a_computation_by_hand():
   # 3 words once each: log2 3 bits a word; each bigram and trigram is certain
   # given what comes before it.
   assert nist(['a b c'], [['a b c']]) == pytest.approx(math.log2(3))
-  # Two thirds of the length are worth half.
+  # The brevity penalty of two thirds of the length is one half.
   assert nist(['a b'], [['a b c']]) == pytest.approx(math.log2(3) / 2)
-  # One word too many costs precision, not length: 3 of 4 words tell.
+  # An extra word lowers the precision to 3 of 4, without a brevity penalty.
   assert nist(['a b c x'], [['a b c']]) == pytest.approx(3 * math.log2(3) / 4)
 
 

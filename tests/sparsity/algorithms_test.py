@@ -133,7 +133,7 @@ def test_no_update_is_added_where_the_sparsity_has_not_changed(name):
       (lambda step: 0.8, 5, [5, 10]),
       (spdf.cubic(0.0, 0.8, 9), 5, [5, 10]),
       (spdf.periodic([0.0, 0.8], 4), 10, [5]),
-      (spdf.cubic(0.0, 0.8, 12), [5, 10], [5, 10]),  # As the user lists them.
+      (spdf.cubic(0.0, 0.8, 12), [5, 10], [5, 10]),  # A list of steps.
       (spdf.cubic(0.0, 0.8, 12), lambda t: t in (5, 10), [5, 10]),
   ):
     algorithm = SCHEDULED[name](

@@ -115,7 +115,7 @@ def test_optimizers_that_sum_over_a_leaf_agree_up_to_rounding():
     functools.partial(optax.apply_if_finite, max_consecutive_errors=3),
 ])
 def test_transformations_inside_sparsify_are_packed_with_the_optimizer(wrap):
-  # Both compile what they wrap, so that it is equal to rounding.
+  # Both wrappers compile the transformation, so results agree up to rounding.
   assert_close(*reversed(run_both(optax.adam(0.1), wrap=wrap)))
 
 

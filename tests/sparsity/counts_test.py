@@ -139,7 +139,7 @@ def test_patterns_may_have_schedules_and_keep_their_order():
 
 def test_structures_count_units_of_a_group():
   params = {'w': leaf(3, 16, 80)}
-  # Of 8 x 10 blocks 3/4 go.
+  # 3/4 of 8 x 10 blocks are pruned.
   table = kept_table(params, 0.75, uniform, structure=Blocks())
   assert table['w'].tolist() == [20]
   # A model keeps weights, whatever its units are.

@@ -32,7 +32,8 @@ from tests.tiny_run import shared_step
 from tests.tiny_run import with_programs
 from tests.tiny_run import without_times
 
-STOP = EarlyStop('validation/loss')  # It never ends a phase early.
+# Without patience or value, no phase ends early.
+STOP = EarlyStop('validation/loss')
 # Phase `pretrain` is best at step 2 of 5, and `finetune` at step 12 of 11 to
 # 14; `continuation`, of steps 6 to 10, has no early stop.
 SEEN = {1: 3.0, 2: 2.0, 3: 2.5, 4: 2.0, 5: 2.4, 11: 1.0, 12: 0.5, 13: 0.7}

@@ -80,7 +80,8 @@ def test_rewound_rounds_make_an_exact_sawtooth():
   )(26)))
   want = np.concatenate([base, base[7:], late, base[7:27]])
   np.testing.assert_array_equal(rates(plan), want)
-  assert plan.learning_rate(30) > plan.learning_rate(29)  # The teeth.
+  # The rate jumps up at the start of each round.
+  assert plan.learning_rate(30) > plan.learning_rate(29)
   assert plan.learning_rate(60) > plan.learning_rate(59)
 
 
@@ -326,7 +327,7 @@ def test_updates_that_end_with_their_phase_are_taken():
   Plan((make_phase(algorithm=RIGL | {'update_until': 10}),))
   endless = dict(name='set', sparsity=0.5, update_every=3)
   Plan((make_phase(algorithm=endless),))
-  # Two phases of one sparsity are one stretch to the algorithm.
+  # Two phases of equal algorithms are one span for the algorithm.
   late = RIGL | {'update_until': 16}
   Plan(tuple(make_phase(name=name, algorithm=late) for name in 'ab'))
 

@@ -65,7 +65,7 @@ def assert_close(actual, wanted):
   for (path, a), (_, b) in zip(actual, wanted):
     name = jax.tree_util.keystr(path)
     if 'wk' in name and 'bias' in name:
-      continue  # Its gradient is 0 but for rounding, which Adam enlarges.
+      continue  # Its gradient is only a rounding error, which Adam amplifies.
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
