@@ -93,7 +93,7 @@ def check(
     claims: Claims of the scale.
     entries: Entries of the pool.
     done: Outcomes of finished runs.
-    measured: Measurements on the judging seeds.
+    measured: Measurements on the evaluation seeds.
 
   Returns:
     G1 and G2 by size, G3 by arm, and G4; G6 by task, where the scale has a

@@ -69,7 +69,7 @@ class Block:
 
   Attributes:
     arms: The arms.
-    seeds: Number of judging seeds; 0: the arms run on tuning seeds alone.
+    seeds: Number of evaluation seeds; 0: the arms run on tuning seeds alone.
   """
 
   arms: tuple[Arm, ...]

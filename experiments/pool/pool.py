@@ -26,7 +26,7 @@ class Entry(NamedTuple):
   Attributes:
     arm: The arm.
     grid: Values tried on the tuning seeds, by name; empty: nothing is tuned.
-    seeds: Number of judging seeds, which are 1, 2, …; 0: the arm is measured
+    seeds: Number of evaluation seeds, which are 1, 2, …; 0: the arm is measured
       on the tuning seeds.
     extend: Whether the grid's `'rate'` is extended by factors of 2 until the
       best rate is not at an end of it.
@@ -237,9 +237,9 @@ def all_jobs(entries: Sequence[Entry], done: Done) -> list[Job]:
 
   Returns:
     Jobs by entry and then by seed, without duplicates. A grid is run on the
-    tuning seeds and its best point on the judging seeds; a run starts from the
-    run of its parent's best point with the same seed, and a repetition from a
-    repetition, except of initial weights.
+    tuning seeds and its best point on the evaluation seeds; a run starts from
+    the run of its parent's best point with the same seed, and a repetition from
+    a repetition, except of initial weights.
 
   Example:
     >>> entry = Entry(Arm('init'), {}, seeds=1)

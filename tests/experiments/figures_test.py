@@ -133,7 +133,7 @@ def test_the_history_of_a_run_from_a_best_checkpoint_stops_there(
   assert run.series('validation/loss') == ([60, 110, 160], [4.0, 3.4, 3.1])
 
 
-def test_what_was_ever_active_is_known_after_a_dense_launch_only(tmp_path):
+def test_exploration_is_known_only_of_runs_that_started_densely(tmp_path):
   for name, sparsity, expected in (('dense', 0.0, [1.0]), ('sparse', 0.3, [])):
     start = pretrain(tmp_path / name, sparsity)
     workdir = prune(tmp_path / f'from-{name}', start)

@@ -388,7 +388,7 @@ def test_records_that_are_called_missing_are_missing():
 @pytest.mark.skipif(
     not native.is_available('bfloat16'), reason='no kernels for bfloat16 here'
 )
-def test_the_suite_writes_the_rows_that_tables_of_layers_wait_for():
+def test_the_matmul_suite_writes_all_rows_of_the_table_of_layers():
   rng = np.random.default_rng(0)
   rows = []
   for dtype in ('float32', 'bfloat16'):

@@ -365,7 +365,7 @@ def test_seconds_of_interrupted_attempts_count(tmp_path):
     name for name in SCALES
     if (RESULTS / f'claims-{name}' / 'results.json').exists()
 ])
-def test_committed_runs_can_be_reported_and_continued(name):
+def test_recorded_results_have_the_identity_of_their_scale(name):
   results = json_files.read_json(RESULTS / f'claims-{name}' / 'results.json')
   recorded = results['identity']
   identity = pool_identity.identify(SCALES[name], recorded['data'])
@@ -403,7 +403,7 @@ def test_a_folder_of_claims_has_the_protocol_that_judges_it():
 
 
 @pytest.mark.slow
-def test_the_books_of_committed_runs_can_be_prepared(tmp_path):
+def test_the_corpus_of_recorded_results_can_be_prepared_again(tmp_path):
   books = data_path('books')
   scale = dataclasses.replace(SCALES['fair'], tasks={})
   prepared = pool_data.prepare(scale, str(books.parent), tmp_path)

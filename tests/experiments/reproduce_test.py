@@ -128,7 +128,7 @@ def test_a_smoke_run_that_was_killed_continues(tmp_path):
     ('fair', (), "has no folder 'books'; give the folder that contains books, "
      'e2e, webnlg17'),
 ])
-def test_invalid_input_starts_no_run(tmp_path, name, claims, message):
+def test_invalid_arguments_start_no_run(tmp_path, name, claims, message):
   with pytest.raises(ValueError, match=re.escape(message)):
     list(reproduce.check_claims(
         name, claims, '', tmp_path / 'runs', tmp_path / 'out', False, 1
@@ -222,7 +222,7 @@ def reproduction_of(folder, scale=SMOKE, name='smoke', **changes):
   return reproduce.Reproduction(name, scale, folder / 'runs', folder / 'out')
 
 
-def test_made_up_outcomes_of_a_fair_run_have_verdicts(
+def test_a_report_on_simulated_outcomes_has_all_verdicts(
     made_up, tmp_path, capsys
 ):
   here = reproduction_of(tmp_path, FAIR, 'fair', claims=('b2', 'd-ft'))
@@ -330,7 +330,7 @@ def test_results_stand_in_for_runs_that_are_not_on_disk(made_up, tmp_path):
     }
 
 
-def test_a_part_of_the_claims_is_judged_with_the_whole_family(
+def test_some_claims_alone_are_judged_within_their_whole_family(
     made_up, tmp_path
 ):
   whole = reproduction_of(tmp_path, FAIR, 'fair')
