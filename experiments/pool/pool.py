@@ -296,9 +296,9 @@ def next_jobs(
 
   Returns:
     Jobs in the order of `all_jobs`, but runs without a parent first, so that
-    the grids of early blocks are complete on all seeds, and then those with the
-    most runs behind them, so that few runs must be repeated if their weights
-    are lost with a machine.
+    the grids of the first blocks are complete on all seeds. Then runs with the
+    longest chain of parents come first, so that few runs must be repeated if
+    weights are lost with a machine.
 
   Example:
     >>> entry = Entry(Arm('dense'), {'rate': (1, 2)}, seeds=2)

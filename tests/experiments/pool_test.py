@@ -238,7 +238,7 @@ def test_an_arm_with_a_given_rate_runs_only_what_is_not_there_yet(
   assert (measured[TIED.arm] == measured[TUNED.arm]) == (best == 2)
 
 
-def test_a_tied_arm_waits_for_the_rate_of_the_other():
+def test_an_arm_waits_until_the_rate_it_takes_is_chosen():
   done = {
       name: outcome for name, outcome in ALL.items()
       if name != 'static-50+task/rate=1.0,seed=0'

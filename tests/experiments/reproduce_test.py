@@ -166,7 +166,7 @@ def test_results_of_another_protocol_scale_or_data_are_refused(tmp_path):
   assert_one_sentence(str(error.value))
 
 
-def test_a_corpus_is_known_by_its_tokens_not_by_its_files(tmp_path):
+def test_a_corpus_is_identified_by_its_tokens_not_its_files(tmp_path):
   def fingerprints(name, suffix, text):
     source = tmp_path / name
     (source / 'books').mkdir(parents=True)

@@ -67,7 +67,7 @@ def test_a_share_of_zero_stays_empty():
     ('Test.txt', 'test'), ('test/val.md', 'test'), ('train/00.jsonl', None),
     ('tests.txt', None), ('contest.md', None),
 ])
-def test_files_are_known_by_the_beginning_of_their_name(name, split):
+def test_files_named_after_a_split_belong_to_it(name, split):
   root = Path('data/test')
   assert name_splits([root / name], root).get(root / name) == split
 

@@ -217,7 +217,7 @@ def repeated_and_wide(x, w, mask, wide, wide_mask):
     return y, multiply(x, wide, wide_mask)
 
 
-def test_shapes_of_a_layer_are_compared_each_with_all_its_executions():
+def test_each_shape_of_a_layer_is_compared_with_its_executions():
   rng = np.random.default_rng(1)
   wide = np.ones((32, 96), np.float32)
   wide_mask = rng.random(wide.shape) < 0.25

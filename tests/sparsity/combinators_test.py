@@ -134,7 +134,7 @@ def test_every_leaf_follows_the_algorithm_of_its_label(labels):
   assert mask['h_0']['bias'] is None
 
 
-def test_members_count_steps_from_their_start():
+def test_algorithms_in_join_count_steps_from_their_start():
   rigl = spdf.rigl(0.5, update_every=2, update_until=6)
   algorithm = spdf.join([spdf.dense(), rigl], [5])
   updates = [t for t in range(14) if algorithm.update_at(t)]
@@ -197,7 +197,7 @@ def test_a_partition_updates_masks_whenever_a_member_does():
       assert bool(algorithm.skip_step_at(at)) == (count in (4, 8))
 
 
-def test_partitions_join_and_nest():
+def test_join_and_partition_can_be_nested():
   sparse = two(spdf.static(0.5), spdf.static(0.75))
   inner = spdf.partition(
       {'h_0': spdf.dense(), 'h_1': spdf.static(0.5)},

@@ -186,7 +186,7 @@ def test_own_scores_that_are_not_numbers_rank_last():
 
 
 @pytest.mark.parametrize('name', ['rigl', 'granet'])
-def test_configs_name_the_scores(name):
+def test_growth_scores_can_be_named_in_configs(name):
   spec = functools.partial(
       dict, name=name, sparsity=0.75, update_every=10, update_until=70
   )

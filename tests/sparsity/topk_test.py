@@ -327,7 +327,7 @@ def test_ranks_above_32_bits_are_found(bins, need):
     (r'shape \[1, 2, 4, 5\]', dict(scores=[jnp.ones((1, 2, 4, 5))])),
     ('among is bool', dict(among=[np.ones((1, 4, 5), bool)])),
 ])
-def test_arguments_that_do_not_fit_a_models_scores_are_refused(message, arguments):
+def test_arguments_that_do_not_fit_all_scores_are_refused(message, arguments):
   arguments = dict(scores=[jnp.ones((2, 4, 5))], kept=1) | arguments
   with pytest.raises(ValueError, match=message):
     topk.keep_largest_of_all(arguments.pop('scores'), **arguments)

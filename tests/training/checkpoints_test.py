@@ -183,7 +183,7 @@ def test_continued_training_does_not_change_a_checkpoint_being_saved(tmp_path):
     assert_same_arrays(jax.tree.map(np.array, restored), want)
 
 
-def test_phase_ends_stay_beside_the_latest(trained):
+def test_checkpoints_at_phase_ends_are_kept(trained):
   assert steps_in(trained[0]) == [5, 10, 12, 14]  # Ends 5, 10, 14; latest 2.
 
 

@@ -71,7 +71,7 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize('moments, arg', [
     ('keep', ''), ('reset', ''), ('keep', RIGL),
 ])
-def test_a_densified_launch_equals_one_launch_bit_for_bit(moments, arg, tmp_path):
+def test_densifying_equals_one_launch_bit_for_bit(moments, arg, tmp_path):
   trained(make_run(SPARSE, arg), tmp_path / 'sparse')
   training.densify_checkpoint(
       str(tmp_path / 'sparse'), tmp_path / 'made', moments=moments

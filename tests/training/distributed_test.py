@@ -91,7 +91,7 @@ def test_two_processes_train_what_one_trains(alone, together):
   assert_same_training(alone, together)
 
 
-def test_random_masks_are_the_same(alone, together):
+def test_random_masks_are_the_same_in_two_processes(alone, together):
   first = [
       get_mask(read_at(workdir, 5).opt_state) for workdir in (alone, together)
   ]

@@ -252,7 +252,7 @@ def test_a_phase_without_a_stall_has_its_planned_steps(tmp_path):
 
 
 def test_rounds_of_pruning_do_not_end_early():
-  from configs import quickstart  # Where a checkout is, not for a wheel.
+  from configs import quickstart  # A checkout has configs, a wheel does not.
 
   config = quickstart.get_config('algorithm=iterative')
   phase = config.phases.round1
