@@ -323,7 +323,7 @@ def test_every_wrapper_of_jax_equals_the_dense_computation(wrapper):
   check_program(layers, 2, 0.5, 'superset')
 
 
-# Transformations around it.
+# Transformations of JAX around skip_zeros.
 
 
 def simple(seed=0, sparsity=0.5):

@@ -72,7 +72,7 @@ def percent(text):
   return re.sub(r'ours, | zeros', '', text).replace(' %', '%')
 
 
-# Linear layers, by kernels and zeros.
+# Sources of the tables of linear layers.
 
 
 def layer(record, zeros, dtype='float32', dense='dense'):
@@ -326,7 +326,7 @@ def read_tables(page):
     )
     rows, first = [], ''
     for cells in lines:
-      first = cells[0] or first  # An empty first cell is that above it.
+      first = cells[0] or first  # Repeats the cell above.
       rows.append(dict(zip(headings, [first, *cells[1:]])))
     to_right = [h for h, line in zip(headings, rule) if line == '---:']
     if to_right:

@@ -148,7 +148,7 @@ def test_cost_energy_and_carbon_are_those_of_the_post_on_iterative_pruning():
   run = Run.create(config, planning=True)
   estimate = run_costs.simulate_run(run, DEVICE, 64)
   phase, = estimate.phases
-  # 3.23e23 by the formula, and elementwise operations, which are not in it.
+  # The formula gives 3.23e23; the traced FLOPs include elementwise operations.
   assert phase.flops == pytest.approx(3.14e23, rel=0.05)
 
   def lines_of(systems, days, power, **rates):
