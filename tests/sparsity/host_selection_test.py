@@ -1,4 +1,4 @@
-"""`where` on the parameter trees of other people's training.
+"""`where` on the parameter trees of other training frameworks.
 
 Shapes are small; layouts and names are those of the hosts, in
 `host_trees.json`. Sources:
