@@ -58,6 +58,24 @@ def check_state(opt_state: PyTree) -> None:
       )
 
 
+def check_update(name: str, state: PyTree, params: PyTree | None) -> None:
+  """Raises ValueError if an `update` got no parameters or a changed state.
+
+  Args:
+    name: Name of the transformation.
+    state: Its state.
+    params: The parameters that it got.
+
+  Raises:
+    ValueError: the parameters are `None`, or see `check_state`.
+  """
+  if params is None:
+    raise ValueError(
+        f'{name} needs params: call tx.update(grads, opt_state, params).'
+    )
+  check_state(state)
+
+
 def check_not_nested(inner_state: PyTree) -> None:
   """Raises ValueError if the state of an inner optimizer holds a mask.
 

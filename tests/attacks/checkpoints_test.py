@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from experiments import convert
-from experiments import readable
+from experiments import weight_sparse_study
 from experiments.scores import ancestry
 from experiments.scores import language_models
 from experiments.verify import verify
@@ -270,8 +270,9 @@ def export(source, folder):
 # Functions of a workdir and another folder, by the module that reads it.
 READERS = {
     'experiments/convert.py': [export],
-    'experiments/readable.py': [
-        lambda source, folder: readable._task_of(pathlib.Path(source))],
+    'experiments/weight_sparse_study.py': [
+        lambda source, folder: weight_sparse_study._task_of(
+            pathlib.Path(source))],
     'experiments/scores/language_models.py': [
         lambda source, folder: language_models.open_run(source),
         lambda source, folder: language_models.open_listed(source),

@@ -76,7 +76,7 @@ def test_smoothing_of_bigrams_is_chosen_on_training_tokens_only():
   rng = np.random.default_rng(6)
   train = rng.integers(30, size=3_000)
   before = fit_bigram(train, 30)
-  # The last tenth decides: little smoothing fits a repeated cycle best.
+  # The last tenth decides, and a repeated cycle needs little smoothing.
   sharp = train.copy()
   sharp[: len(sharp) * 9 // 10] = np.arange(2_700) % 30
   sharp[2_700:] = np.arange(300) % 30
