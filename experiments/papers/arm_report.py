@@ -42,7 +42,7 @@ def measured(
       continue
     names = {
         seed: Job(entry.arm, point, seed, again=again).name
-        for seed in entry.judging_seeds
+        for seed in entry.evaluation_seeds
     }
     outcomes = {s: done[name] for s, name in names.items() if name in done}
     if outcomes:

@@ -43,7 +43,7 @@ class Entry(NamedTuple):
   repeat_every: int = 0
 
   @property
-  def judging_seeds(self) -> tuple[int, ...]:
+  def evaluation_seeds(self) -> tuple[int, ...]:
     """Seeds that the arm is measured on."""
     return tuple(range(1, self.seeds + 1)) or self.tuning_seeds
 
@@ -85,15 +85,15 @@ def number_of_runs(entry: Entry) -> int:
     ...                      tuning_seeds=(1, 2, 3)))
     9
   """
-  judging = set(range(1, entry.seeds + 1))
+  evaluated = set(range(1, entry.seeds + 1))
   repeated = entry.seeds // entry.repeat_every if entry.repeat_every else 0
   if entry.arm.method == 'init':
     repeated = 0  # See `all_jobs`.
   if entry.arm.rate_of is not None or not entry.grid:
-    return len(judging) + repeated
+    return len(evaluated) + repeated
   tuning = set(entry.tuning_seeds)
   return (
-      len(points(entry.grid)) * len(tuning) + len(judging - tuning) + repeated
+      len(points(entry.grid)) * len(tuning) + len(evaluated - tuning) + repeated
   )
 
 

@@ -79,7 +79,7 @@ def test_variants_are_compared_with_all_published_trainings():
     variants.variants_table('clocks')
 
 
-def test_a_sweep_equals_reports_of_its_points():
+def test_a_vectorized_sweep_equals_reports_one_by_one():
   sparsities = np.linspace(0, 0.95, 1000)
   seconds = sweeps.sweep_sparsities(STEP, DEVICE, sparsities, systems=4)
   for i in (0, 400, 999):

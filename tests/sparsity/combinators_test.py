@@ -26,7 +26,7 @@ def run(algorithm, steps, learning_rate=0.1, optimizer=optax.adam):
   return history
 
 
-def test_kept_weights_are_exact_in_every_segment():
+def test_kept_counts_are_exact_in_every_segment_of_join():
   sparsities = [0.75, 0.0, 0.5, 0.25]
   algorithm = spdf.join([spdf.static(s) for s in sparsities], [2, 4, 6])
   kept = [int(mask.sum()) for _, mask, _ in run(algorithm, 8)]
