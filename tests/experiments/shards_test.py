@@ -149,6 +149,10 @@ def test_a_killed_shard_and_a_killed_join_continue(
       moved.append(target)
       replace(source, target)
 
+    # A shard that is started again does not stand in the way of the join.
+    assert not prepare_shard(
+        texts, '1/2', output=output, max_faults=0.1, **ARGUMENTS
+    )
     with monkeypatch.context() as patch:
       patch.setattr(os, 'replace', replace_some)
       try:

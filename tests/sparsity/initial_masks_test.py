@@ -106,9 +106,12 @@ def test_a_mask_that_does_not_fit_is_refused(change, message):
     start(spdf.init.given(mask), {'h_0': 0.75, 'h_1': 0.5})
 
 
-def test_zeros_of_a_checkpoint_are_its_mask():
+@pytest.mark.parametrize('scale', [1, 2.0**-140])  # Also denormal weights.
+def test_zeros_of_a_checkpoint_are_its_mask(scale):
   mask = draw()
-  params = spdf.apply_mask(PARAMS, mask)
+  params = spdf.apply_mask(
+      jax.tree.map(lambda p: np.asarray(p) * np.float32(scale), PARAMS), mask
+  )
   actual = start(spdf.init.nonzero, sparsities_of(mask), params)
   jax.tree.map(np.testing.assert_array_equal, actual, mask)
   begin = lambda p: start(spdf.init.nonzero, sparsities_of(mask), p)
