@@ -162,8 +162,9 @@ def check_shards(output: Path, shard: Shard | None) -> None:
     shard: The shard to prepare; `None`: the whole input.
 
   Raises:
-    ValueError: the folder holds shards of another number, shards and the whole
-      is to be prepared, or the beginning of the whole.
+    ValueError: the folder holds shards of a division into another number, or
+      shards although the whole input is to be prepared, or part of a corpus
+      that is prepared without shards.
   """
   present = shards_in(output)
   others = [
