@@ -105,7 +105,7 @@ def plot_circuit(
   ax = figure.subplots()
   places = _places(rows, drawn)
   most = max((abs(edge.weight) for edge in drawn), default=1.0)
-  for i, edge in enumerate(drawn):
+  for edge in drawn:
     (x0, y0), (x1, y1) = places[edge.source], places[edge.target]
     color = '#2166AC' if edge.weight > 0 else '#B2182B'
     ax.plot(
@@ -113,7 +113,9 @@ def plot_circuit(
         linewidth=0.5 + 2.5 * abs(edge.weight) / most,
     )
     if len(drawn) <= _LABELED:
-      share = (0.35, 0.5, 0.65)[i % 3]  # Numbers of crossing edges differ.
+      # Apart from those of the other edges of the node.
+      ends = sorted(places[e.target][0] for e in drawn if e[0] == edge.source)
+      share = 0.3 + 0.4 * ends.index(x1) / max(len(ends) - 1, 1)
       ax.annotate(
           f'{edge.weight:+.2g}',
           (x0 + share * (x1 - x0), y0 + share * (y1 - y0)), fontsize=6,
@@ -126,9 +128,10 @@ def plot_circuit(
         zorder=0,
     )
   for node, place in places.items():
+    is_text = node[0] in ('token', 'answer')
     ax.annotate(
         _label_of(model, node, decode), place, ha='center', va='center',
-        fontsize=7, zorder=3, bbox=dict(
+        fontsize=10 if is_text else 7, zorder=3, bbox=dict(
             boxstyle='round,pad=0.25', facecolor='white',
             edgecolor=style.GREY, linewidth=0.8,
         ),
@@ -140,8 +143,8 @@ def plot_circuit(
   ax.set_ylim(-0.4, len(rows) - 0.6)
   ax.spines[:].set_visible(False)
   ax.set_title(
-      f'{circuit.size} nodes, {circuit.edges} weights between them; loss '
-      f'{circuit.loss:.2f}, {circuit.accuracy:.0%} right', fontsize=8,
+      f'{circuit.size} nodes, {circuit.edges} weights\n'
+      f'loss {circuit.loss:.2f}, {circuit.accuracy:.0%} right', fontsize=8,
   )
   return figure
 
@@ -160,7 +163,7 @@ def _label_of(
 ) -> str:
   location, channel = node
   if location in ('token', 'answer'):
-    return repr(decode([channel]))
+    return decode([channel]).replace('\n', '\\n')
   for name in 'qkv':
     if location.endswith(f'attn_{name}'):
       return f'{name} {channel // model.head_size}.{channel % model.head_size}'

@@ -81,7 +81,7 @@ def test_the_circuit_that_was_built_is_found_and_drawn(tmp_path):
   # From the tokens to the answers, with the signs of the weights.
   assert [text.get_text() for text in ax.texts] == [
       '+1', '-1', '+3', '+4', '+2', '-2',
-      "'a'", "'b'", '2', 'v 0.5', '7', '7', "'yes'", "'no'",
+      'a', 'b', '2', 'v 0.5', '7', '7', 'yes', 'no',
   ]
 
 
@@ -172,6 +172,6 @@ def test_the_command_trains_each_model_once_and_finds_circuits(tmp_path):
   assert 'has runs of 12 steps' in refused.log
   assert json.loads((tmp_path / 'losses.json').read_text()) == rows
   study('circuit', '--target=0.6', '--runs=width32-kept4-0')
-  assert json.loads((tmp_path / 'circuits.json').read_text())[0]['run'] == (
-      'width32-kept4-0'
-  )
+  found, = json.loads((tmp_path / 'circuits.json').read_text())
+  assert found['run'] == 'width32-kept4-0'
+  assert found['tasks'].keys() == tasks.TASKS.keys()
