@@ -175,8 +175,8 @@ for name, (model, params) in trained.items():
 # %% [markdown]
 # ## 4. The picture
 #
-# Read it from the bottom: the two quotes write opposite values into channels
-# that attention reads; values carry them past the words; what attention writes
+# Read it from the bottom: the quotes write different values into channels
+# that attention reads; values carry these past the words; what attention writes
 # makes one quote likelier and the other less so. Blue weights are positive, red
 # ones negative, and a dotted line joins the nodes of one residual channel.
 
