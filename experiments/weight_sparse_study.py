@@ -97,7 +97,8 @@ _TARGET = flags.DEFINE_float(
 
 
 _TIMED = 5  # Steps that are timed together.
-_LENGTH, _WORDS = 10, 192  # Of the prompts of circuits.
+# Tokens and words of the prompts that circuits are found on.
+_LENGTH, _WORDS = 10, 192
 
 
 def main(argv: list[str]) -> int:
@@ -190,7 +191,7 @@ def _speed(
   rng = np.random.default_rng(0)
   for width in dict.fromkeys(width for width, _, _ in points):
     config = config_of(width, 64, 0, 100)
-    # The sparsity of the end, from the first step on.
+    # Uses the final sparsity from the first step on.
     for _, rule in config.phases.pretrain.algorithm.groups:
       rule.update(sparsity=rule['sparsity']['end_value'])
     static = config_of(width, 1, 0, 100)

@@ -28,9 +28,10 @@ LAYERS = {
 SMALL = {
     'names', 'extras', 'files', 'packing', 'lowerings',
 }
-"""Modules beside the rooms, which every room may import."""
+"""Modules beside the packages, which every package may import."""
 EXCEPT = {
-    # What of a lower layer a room does not import, beside all of its own layer.
+    # Packages of a lower layer that a package may not import, in addition to
+    # those of its own layer.
     'data': {'sparsity', 'accelerator'},
 }
 # Where heavy libraries may appear; others only inside functions.
@@ -66,46 +67,46 @@ def imports(path):
 
 
 def modules():
-  """Yields (room, path) of every module in a room of the library."""
-  for room in LAYERS:
-    for path in sorted((PACKAGE / room).rglob('*.py')):
-      yield room, path
+  """Yields (package, path) of every module in a package of the library."""
+  for package in LAYERS:
+    for path in sorted((PACKAGE / package).rglob('*.py')):
+      yield package, path
 
 
-def points_down(room, name):
-  """Returns whether a module of a room may import a name."""
+def points_down(package, name):
+  """Returns whether a module of a package may import a name."""
   parts = name.split('.')
   if parts[0] in ('experiments', 'configs'):
     return False
-  if parts[0] != 'spdf_jax' or len(parts) < 2 or parts[1] in {room} | SMALL:
+  if parts[0] != 'spdf_jax' or len(parts) < 2 or parts[1] in {package} | SMALL:
     return True
   other = parts[1]
   return (
-      other in LAYERS and LAYERS[other] < LAYERS[room]
-      and other not in EXCEPT.get(room, ())
+      other in LAYERS and LAYERS[other] < LAYERS[package]
+      and other not in EXCEPT.get(package, ())
   )
 
 
-def test_rooms_import_only_rooms_above_them():
+def test_packages_import_only_packages_of_lower_layers():
   assert [
       f'{path.relative_to(PACKAGE)} imports {name}'
-      for room, path in modules() for name, _ in imports(path)
-      if not points_down(room, name)
+      for package, path in modules() for name, _ in imports(path)
+      if not points_down(package, name)
   ] == []
 
 
-def test_rooms_import_only_their_libraries():
+def test_packages_import_only_their_libraries():
   ours = {'spdf_jax'} | set(sys.stdlib_module_names)
   assert [
       f'{path.relative_to(PACKAGE)} imports {name}'
-      for room, path in modules() for name, at_top in imports(path)
-      if at_top and name.partition('.')[0] not in LIBRARIES[room] | ours
+      for package, path in modules() for name, at_top in imports(path)
+      if at_top and name.partition('.')[0] not in LIBRARIES[package] | ours
   ] == []
 
 
-def test_every_room_has_a_layer():
-  rooms = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
-  assert rooms == set(LAYERS)
+def test_every_package_has_a_layer():
+  packages = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
+  assert packages == set(LAYERS)
 
 
 def test_orbax_appears_in_checkpoints_only():
@@ -253,7 +254,7 @@ def run_with_core_only(tmp_path_factory):
 
   def run(code):
     return subprocess.run(
-        [sys.executable, '-S', '-c', code],  # Without site-packages.
+        [sys.executable, '-S', '-c', code],  # -S excludes site-packages.
         env=os.environ | {'PYTHONPATH': str(installed)},
         cwd=installed,
         capture_output=True, text=True, timeout=300, check=False,
@@ -385,7 +386,7 @@ def test_public_functions_are_fully_annotated():
 
 
 FOLDERS = ('spdf_jax', 'experiments', 'configs')
-# Entries of Args and the like that lean on the name before them.
+# Entries of Args that cannot be understood without the name before them.
 LEANING = re.compile(r' {2,}[`*\w.]+: (Of|Its|Whose|Where|It|They|Those)\b')
 # Words for which the project has another one; see CONTRIBUTING.
 BANNED = re.compile(
@@ -427,11 +428,11 @@ def is_function(node):
   )
 
 
-def test_entries_stand_alone():
+def test_entries_of_docstrings_do_not_lean_on_their_name():
   assert of_docstrings(LEANING) == []
 
 
-def test_errors_and_references_are_listed_in_one_form():
+def test_raises_and_references_have_one_format():
   assert of_docstrings(SHOUTING) == []
   assert of_docstrings(re.compile(r' *(Sources?|Reference):')) == []
 
@@ -452,7 +453,7 @@ def test_functions_begin_with_a_verb_in_the_third_person():
   ] == []
 
 
-def test_one_word_is_used_for_one_thing():
+def test_banned_synonyms_are_not_used():
   assert [
       f'{path}:{number}: {line.strip()}'
       for folder in FOLDERS for path in sorted((ROOT / folder).rglob('*.py'))

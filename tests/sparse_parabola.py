@@ -20,7 +20,7 @@ SHAPES = {
     'h_1': {'kernel': (8, 12), 'bias': (12,)},
     'wte': {'embedding': (5, 8)},
 }
-SIZE = 96  # Of each of the two sparsified kernels.
+SIZE = 96  # Weights of each of the two sparsified kernels.
 TIMES = dict(update_every=3, update_until=12)
 
 

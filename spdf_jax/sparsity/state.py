@@ -63,7 +63,7 @@ def check_update(name: str, state: PyTree, params: PyTree | None) -> None:
 
   Args:
     name: Name of the transformation.
-    state: Its state.
+    state: State of the transformation.
     params: The parameters that it got.
 
   Raises:
@@ -293,7 +293,7 @@ def densify(opt_state: PyTree) -> PyTree:
 
 
 def check_dense(opt_state: PyTree) -> None:
-  """Raises ValueError if `pack_state` stores an optimizer state compactly."""
+  """Raises ValueError if an optimizer state was packed by `pack_state`."""
   if packing.is_packed(stored_mask(opt_state)):
     raise ValueError(
         'the optimizer state is stored compactly; unpack it first, with '

@@ -313,17 +313,17 @@ def test_many_drawn_programs_equal_the_dense_ones(
 
 
 @pytest.mark.parametrize('body', BODIES)
-def test_every_body_equals_the_dense_one(body):
+def test_every_use_of_a_weight_equals_the_dense_computation(body):
   check_program([('plain', body)], 1, 0.5, 'any')
 
 
 @pytest.mark.parametrize('wrapper', WRAPPERS)
-def test_every_wrapper_equals_the_dense_one(wrapper):
+def test_every_wrapper_of_jax_equals_the_dense_computation(wrapper):
   layers = [(wrapper, 'right'), (wrapper, 'times_a_parameter')]
   check_program(layers, 2, 0.5, 'superset')
 
 
-# Transformations around it.
+# Transformations of JAX around skip_zeros.
 
 
 def simple(seed=0, sparsity=0.5):
@@ -349,7 +349,7 @@ def masked(params, mask):
   }
 
 
-def test_a_batch_of_masks_and_weights_is_mapped():
+def test_skip_zeros_can_be_mapped_over_masks_and_weights():
   params, mask, x = simple()
   others, other_mask, _ = simple(1)
   both = jax.tree.map(lambda *p: jnp.stack(p), params, others)
@@ -411,7 +411,7 @@ def test_pruned_weights_may_be_nan():
                      1e-5)
 
 
-def test_a_while_loop_has_values_and_tangents():
+def test_values_and_tangents_of_a_while_loop_equal_dense_ones():
   params, mask, x = simple()
 
   def f(params, x):
@@ -531,7 +531,7 @@ def test_an_argument_selects_the_fast_dense_bfloat16_products(monkeypatch):
 
 
 @pytest.mark.parametrize('lowering', ['auto', 'reference'])
-def test_lists_of_kept_weights_multiply_in_functions_of_few_tokens(lowering):
+def test_listed_matrices_are_used_for_few_tokens(lowering):
   params, mask, x = simple()
   stack = np.random.default_rng(1).normal(size=(3, 8, 8)).astype(np.float32)
   params['stack'], mask['stack'] = stack, stack > 0.5
@@ -576,7 +576,7 @@ def test_weights_may_be_a_bare_array_or_several_arguments():
   np.testing.assert_allclose(actual, two(kept['wi'], x, kept['wo']), rtol=1e-5)
 
 
-def test_other_arguments_may_be_anything():
+def test_arguments_other_than_weights_may_be_bools_and_functions():
   params, mask, x = simple()
 
   def loss(params, x, *, train, activation):
@@ -593,10 +593,10 @@ def test_other_arguments_may_be_anything():
   assert '6 × 8' in table and 'not used' in table
 
 
-# Right or loud.
+# Either a correct result or an error.
 
 
-def test_the_log_names_kernels_and_what_stops_weights_once(caplog):
+def test_the_log_states_once_which_weights_reach_kernels(caplog):
   params, mask, x = simple()
   params['e'] = np.ones((3, SIZE), 'float32')
   mask['e'] = params['e'] > 0
@@ -614,7 +614,7 @@ def test_the_log_names_kernels_and_what_stops_weights_once(caplog):
   assert "what stops them: 'e' (gather);" in warning.getMessage()
 
 
-def test_the_table_has_a_row_for_every_use():
+def test_explain_has_a_row_for_every_use_of_a_weight():
   layers = [('scan', 'tied'), ('plain', 'decayed'), ('jit', 'own_backward'),
             ('remat', 'heads')]
   params, mask, _, x, _ = draw_arrays(0, len(layers), 0.5, 'none')

@@ -95,13 +95,13 @@ def branching(pred, x, w):
   return jax.lax.cond(pred, lambda: layer(layer(x, w), w), lambda: layer(x, w))
 
 
-def test_a_known_predicate_takes_its_branch():
+def test_a_known_predicate_counts_the_branch_it_selects():
   one = simulate(layer, DEVICE)(X, W)
   for pred, layers in ((True, 2), (False, 1)):
     report = simulate(branching, DEVICE)(pred, X, W)
     assert report.cycles == pytest.approx(layers * one.cycles)
     assert not report.branches
-  # Also where it has to be worked out.
+  # The same where the predicate is computed from the mask.
   mostly = lambda mask, x, w: branching(mask.mean() > 0.5, x, w)
   report = simulate(mostly, DEVICE)(MASKS[0], X, W)
   assert report.cycles == pytest.approx(one.cycles)
@@ -118,7 +118,7 @@ def test_the_costliest_branch_of_an_unknown_predicate_counts():
   assert report.cycles == pytest.approx(2 * one.cycles)
 
 
-def test_loops_are_counted_or_need_trips():
+def test_loops_of_unknown_length_need_trips():
   one = simulate(layer, DEVICE)(X, W)
   fixed = lambda x, w: jax.lax.fori_loop(0, 7, lambda _, x: layer(x, w), x)
   assert product_flops(simulate(fixed, DEVICE)(X, W)) == (
@@ -154,7 +154,7 @@ def test_every_shard_of_a_mesh_is_counted():
   assert product_flops(simulate(sharded, DEVICE)(X, W)) == 2 * whole
 
 
-def test_non_zeros_are_those_of_the_masks_through_scan_and_gradients():
+def test_nonzeros_are_counted_from_masks_in_scans_and_gradients():
   report = simulate(scanned_sparse, DEVICE)(X, WS, MASKS)
   assert product_flops(report) == 2 * TOKENS * MASKS.sum()
   assert report.skipped_flops == 2 * TOKENS * (~MASKS).sum()
@@ -172,7 +172,7 @@ def test_non_zeros_are_those_of_the_masks_through_scan_and_gradients():
   assert [w.kept for w in backward] == MASKS.sum(axis=(1, 2))[::-1].tolist()
 
 
-def test_blocks_have_the_flops_of_random_masks_and_wait_longer():
+def test_block_masks_take_the_flops_of_random_ones_but_more_cycles():
   rng = np.random.default_rng(0)
   x = jax.ShapeDtypeStruct((65 * 2048, 2048), jnp.float16)
   w = jax.ShapeDtypeStruct((2048, 2048), jnp.float16)
@@ -212,7 +212,7 @@ def test_a_sparsity_that_disagrees_with_a_mask_gives_a_warning():
     simulate(sparse_matmul, DEVICE, sparsity=zeros)(X, W, MASKS[0])
 
 
-def test_no_zeros_cost_what_dense_costs_and_more_zeros_never_more():
+def test_a_full_mask_costs_what_dense_costs_and_zeros_only_lower_it():
   dense = simulate(scanned, DEVICE)(X, WS)
   mask = jax.ShapeDtypeStruct(MASKS.shape, bool)
   cycles = [
@@ -350,7 +350,7 @@ def test_a_layer_that_does_not_fit_is_refused_with_its_numbers():
   simulate(jnp.dot, DEVICE, systems=2)(x, w)
 
 
-def test_work_of_different_types_with_equal_numbers_differs():
+def test_kinds_of_work_with_equal_numbers_have_their_own_costs():
   works = ScoreProduct(1e12), Elementwise(1e12)
   both = Program(tuple(Operation('', '', 'forward', w) for w in works))
   cycles = [row.cost.cycles for row in report_on(both, DEVICE).rows]
@@ -467,7 +467,7 @@ def test_a_trace_has_all_operations_in_sequence(tmp_path):
   events = json.loads(path.read_text())['traceEvents']
   track = [e for e in events if e['ph'] == 'X' and e['tid'] == 0]
   assert len(track) == len(report.rows)
-  # To the last bit: viewers nest what overlaps, be it by rounding.
+  # Exactly equal, since viewers nest events that overlap by a rounding error.
   for event, after in zip(track, track[1:]):
     assert event['ts'] + event['dur'] == after['ts']
   last = track[-1]

@@ -137,7 +137,7 @@ def test_a_checkpoint_without_the_digest_of_its_metadata_is_not_used(workdir):
 
 @pytest.mark.parametrize('item', ['meta', 'data'])
 @pytest.mark.parametrize('value', [3, 'x', [], {'a': 1}])
-def test_metadata_of_others_are_used_or_refused_by_name(workdir, item, value):
+def test_changed_metadata_is_used_or_refused_by_name(workdir, item, value):
   path = workdir / 'checkpoints' / '14' / item / 'metadata'
   stored = json.loads(path.read_bytes())
   for name in sorted(set(stored) - {'sha256'}):
@@ -150,7 +150,7 @@ def test_metadata_of_others_are_used_or_refused_by_name(workdir, item, value):
       shutil.move(workdir / 'damaged_checkpoints/14', workdir / 'checkpoints')
 
 
-def test_sound_checkpoints_are_verified(trained):
+def test_verify_accepts_undamaged_checkpoints(trained):
   lines = list(verify(str(trained[0])))
   assert [line.split(':')[0] for line in lines] == [
       f'checkpoint {step}' for step in (5, 10, 12, 14)
@@ -306,7 +306,7 @@ READERS = {
 }
 
 
-def test_all_readers_of_checkpoints_are_tried():
+def test_every_module_that_reads_checkpoints_is_tested():
   root = pathlib.Path(__file__).parents[2]
   reads = re.compile(
       r'\b(find_checkpoint|read_source|read_workdir_config|read_meta)\('

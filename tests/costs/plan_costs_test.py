@@ -158,7 +158,7 @@ def test_between_updates_the_sparsity_of_the_last_one_holds():
   assert [s.steps for s in spans_of(plan)[0]] == [16, 16, 8]
 
 
-def test_all_layers_count_with_the_sparsity_of_the_whole_model():
+def test_under_model_wide_every_layer_is_planned_with_the_mean_sparsity():
   plan = make_plan([dict(
       name='static', sparsity=0.5, distribution='model_wide',
   )])
@@ -173,7 +173,7 @@ def test_all_layers_count_with_the_sparsity_of_the_whole_model():
     assert [layer.sparsity for layer in layers.values()] == [sparsity] * 3
 
 
-def test_ranges_list_exactly_the_steps_they_were_written_from():
+def test_ranges_of_steps_restore_exactly_those_steps():
   rng = np.random.default_rng(0)
   for _ in range(50):
     steps = np.unique(rng.integers(0, 60, size=rng.integers(0, 30)))

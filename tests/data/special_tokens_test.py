@@ -76,7 +76,7 @@ LLAMA = dict(model_type='llama', vocab_size=270)
         eos_token_id=[3, 50256])),
      SpecialTokens(None, False, (TURN,))),
 ])
-def test_files_of_a_model_state_its_special_tokens(files, want, tmp_path):
+def test_files_of_a_model_give_its_special_tokens(files, want, tmp_path):
   tokenizer = data.open_tokenizer(write_llama(tmp_path / 'model', **files))
   assert special_tokens.special_of(tokenizer) == want
   assert tokenizer.end_of_text == want.ends[0]
@@ -146,7 +146,7 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path):
     data.open_tokenizer(tmp_path)
 
 
-def test_an_end_known_by_its_name_alone_gives_a_warning(tmp_path, caplog):
+def test_an_end_of_text_known_by_name_only_gives_a_warning(tmp_path, caplog):
   folder = write_llama(tmp_path / 'model')
   with caplog.at_level(logging.WARNING):
     tokenizer = data.open_tokenizer(folder)
@@ -207,7 +207,7 @@ def test_a_special_token_outside_the_vocabulary_is_left_out(tmp_path):
   assert ours.model.token_to_id('to') not in ours.encode('torn')
 
 
-def test_a_text_that_spells_its_beginning_has_one(llama):
+def test_a_text_that_spells_the_begin_token_gets_no_second_one(llama):
   tokenizer = data.with_special_tokens(llama)
   for text in ('<s>to', 'to'):
     ids = special_tokens.begun(tokenizer, tokenizer.encode(text))
@@ -228,7 +228,7 @@ def test_our_own_tokenizers_add_no_beginning_of_text():
   assert 'special' not in json.loads(tokenizer.to_json())
 
 
-def test_texts_begin_with_it_wherever_they_are_scored_or_trained(
+def test_the_begin_token_precedes_texts_in_scoring_and_training(
     llama, tmp_path
 ):
   for read in (lambada.last_word, lambada.last_token):
@@ -301,7 +301,7 @@ def test_generations_of_a_run_stop_at_every_end(llama, tmp_path, monkeypatch):
   assert ends == [(END, TURN)]
 
 
-def test_exports_name_all_ends_and_another_beginning(caplog):
+def test_exported_configs_have_all_end_tokens_and_the_begin_token(caplog):
   fields = LLAMA | dict(eos_token_id=2, bos_token_id=1)
   assert configs.read_end_of_text(fields, dict(eos_token_id=[[1], 999])) == 2
   assert 'name [[1], 999] as eos_token_id, outside its vocab' in caplog.text

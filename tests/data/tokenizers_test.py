@@ -218,7 +218,7 @@ WORDS = train_bpe([*TEXTS, "It isn't, he's; they'll... 1 22 333"], 320)
 
 @settings(max_examples=400, deadline=None)
 @given(TEXT)
-def test_remembered_words_give_the_ids_of_the_whole_text(text):
+def test_cached_words_give_the_ids_of_the_whole_text(text):
   words = encoding.WordCache(WORDS, '<u2')
   for _ in range(2):
     ids = np.frombuffer(words.encode(text), words.dtype).tolist()
@@ -264,7 +264,7 @@ def test_sentencepiece_models_are_read(tmp_path):
 
 
 @pytest.mark.parametrize('tokenizer', TOKENIZERS, ids=KINDS)
-def test_batches_ends_of_text_and_halves_of_characters(tokenizer):
+def test_encode_batch_equals_encode_and_partial_characters_decode(tokenizer):
   texts = [*TEXTS, '', ' leading', 'ümlaut']
   expected = [tokenizer.encode(text) for text in texts]
   assert tokenizer.encode_batch(texts) == expected

@@ -69,7 +69,8 @@ def directly(subject, context, target):
   given = list(context.rstrip().encode())
   target = whole[len(given):]
   ids = whole[-LENGTH - 1:][:-1]
-  padded = jnp.array([ids + [0] * (LENGTH - len(ids))])  # One shape to compile.
+  # Padded, so that one shape is compiled.
+  padded = jnp.array([ids + [0] * (LENGTH - len(ids))])
   logits = np.asarray(
       subject.apply_fn(subject.params, padded), np.float64
   )[0][len(ids) - len(target):len(ids)]

@@ -37,10 +37,10 @@ def copying():
     params[name]['scale'][:] = 1
   embedding = params['wte']['embedding']
   embedding[A, 2], embedding[B, 2], embedding[PAD, 9] = 1, -1, 1
-  params['h_0_qkv']['kernel'][2, 2 * 16 + 5] = 3  # Channel 2 to value 5.
-  params['h_0_out']['kernel'][5, 7] = 4  # Value 5 to channel 7.
+  params['h_0_qkv']['kernel'][2, 2 * 16 + 5] = 3  # From channel 2 to value 5.
+  params['h_0_out']['kernel'][5, 7] = 4  # From value 5 to channel 7.
   params['head']['kernel'][7, YES], params['head']['kernel'][7, NO] = 2, -2
-  params['h_0_wi']['kernel'][9, 0] = 1  # Not needed.
+  params['h_0_wi']['kernel'][9, 0] = 1  # A weight that the task does not need.
   return model, jax.tree.map(jnp.asarray, params)
 
 

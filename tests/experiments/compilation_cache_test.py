@@ -17,7 +17,7 @@ from tests.quickstart_runs import start_command
 from tests.tiny_run import assert_same_arrays
 from tests.tiny_run import without_times
 
-SECONDS = 300  # of patience with a child process.
+SECONDS = 300  # Timeout of a child process.
 CONFIG = dict(
     data__task='', phases__order=('pretrain', 'continuation'),
     phases__pretrain__duration='4 steps', phases__continuation__duration=(
@@ -70,7 +70,8 @@ def test_programs_are_found_by_the_next_run_and_compute_the_same_bits(
   assert kept
   output = run(tmp_path / 'second', cache)
   assert programs(tmp_path / 'cache') == kept
-  assert 'persistent compilation cache' not in output  # No error in reading it.
+  # Reading the cache raised no error.
+  assert 'persistent compilation cache' not in output
   rows = [
       without_times(read_rows(tmp_path / name / 'metrics.jsonl'))
       for name in ('none', 'first', 'second')
@@ -79,7 +80,7 @@ def test_programs_are_found_by_the_next_run_and_compute_the_same_bits(
   states = [final(tmp_path / name) for name in ('none', 'first', 'second')]
   assert_same_arrays(states[0], states[1])
   assert_same_arrays(states[0], states[2])
-  # And a run that was stopped goes on with them.
+  # A stopped run also continues with cached programs.
   shutil.rmtree(tmp_path / 'first' / 'checkpoints' / '8')
   run(tmp_path / 'first', cache)
   assert_same_arrays(final(tmp_path / 'first'), states[0])

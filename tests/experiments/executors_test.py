@@ -14,7 +14,7 @@ from experiments.launch import executors
 from tests.quickstart_runs import start_command
 
 RATE = 'phases.pretrain.learning_rate.peak'
-SECONDS = 1500  # of patience with a child process.
+SECONDS = 1500  # Timeout of a child process.
 MEMORY = 100_000_000  # Bytes of a node's object store.
 
 

@@ -99,7 +99,7 @@ def line_of(ax, **looks):
   return [list(map(float, values)) for values in lines[0].get_data()]
 
 
-def test_a_history_counts_on_through_its_launches(tmp_path):
+def test_steps_of_a_history_are_counted_over_all_launches(tmp_path):
   first = make_run(tmp_path / 'first', [
       ('a', 'corpus', 0.9, 0.9, 100), ('b', 'corpus', 0.0, 0.0, 20),
   ])
@@ -109,13 +109,13 @@ def test_a_history_counts_on_through_its_launches(tmp_path):
   assert [(p.name, p.start, p.end) for p in run.phases] == [
       ('a', 0, 100), ('round0', 100, 150), ('round1', 150, 200),
   ]
-  # What followed the phase that was gone on from is no part of it.
+  # Steps of the first run after the phase that was continued are left out.
   assert run.series('validation/loss') == (
       [60, 100, 150, 200], [5.0, 4.0, 3.4, 3.1]
   )
 
 
-def test_a_history_ends_with_the_best_step_that_was_gone_on_from(
+def test_the_history_of_a_run_from_a_best_checkpoint_stops_there(
     tmp_path, monkeypatch
 ):
   first = make_run(tmp_path / 'first', [('a', 'corpus', 0.9, 0.9, 100)])
@@ -133,7 +133,7 @@ def test_a_history_ends_with_the_best_step_that_was_gone_on_from(
   assert run.series('validation/loss') == ([60, 110, 160], [4.0, 3.4, 3.1])
 
 
-def test_what_was_ever_active_is_known_after_a_dense_launch_only(tmp_path):
+def test_exploration_is_known_only_of_runs_that_started_densely(tmp_path):
   for name, sparsity, expected in (('dense', 0.0, [1.0]), ('sparse', 0.3, [])):
     start = pretrain(tmp_path / name, sparsity)
     workdir = prune(tmp_path / f'from-{name}', start)
@@ -155,7 +155,7 @@ def test_the_mean_run_has_the_means_over_seeds(tmp_path):
     log(workdir, *(points[1:] if i == 2 else points))
     runs.append(run_groups.read_history(read_ancestry(workdir)))
   steps, means = run_groups.average_runs(runs).series('validation/loss')
-  assert steps == [20, 30, 40]  # The third run has no more.
+  assert steps == [20, 30, 40]  # The third run has these steps only.
   np.testing.assert_allclose(means, losses.mean(0)[1:], rtol=1e-12)
 
 
@@ -164,7 +164,7 @@ def test_of_configs_that_differ_in_rates_the_best_known_is_shown(tmp_path):
       ('a0', 0, 1, 3.0), ('b0', 0, 2, 2.5), ('b1', 1, 2, 2.7), ('c0', 0, 3, 2.0)
   ):
     pretrain(tmp_path / name, loss=loss, seed=seed, max_length=1000 * rate)
-  pretrain(tmp_path / 'b2', loss=2.5, seed=1, max_length=2000)  # b1 once more.
+  pretrain(tmp_path / 'b2', loss=2.5, seed=1, max_length=2000)  # Repeats b1.
   (group,), notes = group_runs(find_runs([tmp_path]).runs)
   assert [source.rpartition('/')[2] for source in group.sources] == ['b0', 'b1']
   assert group.loss == pytest.approx(statistics.fmean((2.5, 2.7)))
@@ -236,7 +236,7 @@ def test_rigl_and_granet_have_the_losses_of_their_runs(runs):
   assert_texts_stand_free(figure)
 
 
-def test_bars_are_the_totals_of_the_papers_and_stages_add_up():
+def test_flops_bars_equal_the_printed_totals():
   bars = flops_plots.published_bars()
   printed = [bar for bar in bars if bar.model.startswith('gpt')]
   assert [f'{bar.printed / 1e18:.2f}' for bar in printed] == [
@@ -255,7 +255,8 @@ def test_bars_are_the_totals_of_the_papers_and_stages_add_up():
       by_name['cerebras-gpt-6.7b', label]
       for label in ('dense', '90%, then\ndense')
   )
-  # "64% fewer", which the tables' count does not give, see experiments.flops.
+  # The post prints "64% fewer"; the FLOPs of its tables give another number,
+  # see experiments.flops.
   pretraining = dense.flops[flops_plots.DENSE]
   assert extended.printed / pretraining == pytest.approx(0.36)
   assert extended.flops[flops_plots.DENSE] / pretraining == pytest.approx(
@@ -267,7 +268,7 @@ def test_bars_are_the_totals_of_the_papers_and_stages_add_up():
   assert heights == pytest.approx(sum(bar.total for bar in bars) / 1e18)
 
 
-def test_the_reduction_rises_with_size_to_its_limit():
+def test_the_flops_reduction_rises_with_the_model_size():
   sizes, times = zip(*flops_plots.reductions(0.75))
   assert list(sizes) == sorted(sizes) and list(times) == sorted(times)
   assert times[-1] < 4
@@ -282,14 +283,15 @@ def test_the_reduction_rises_with_size_to_its_limit():
     diagrams.plot_mask_diagram, diagrams.plot_spdf_diagram,
     diagrams.plot_variable_diagram,
 ])
-def test_texts_of_diagrams_stand_free(plot):
+def test_texts_of_diagrams_do_not_overlap(plot):
   figure = plot()
   figure.draw_without_rendering()
   ax, = figure.axes
   boxes = [text.get_window_extent() for text in ax.texts if text.get_text()]
   boxes += [figure.legends[0].get_window_extent()]
   assert len(boxes) > 6
-  assert all(box.count_overlaps(boxes) == 1 for box in boxes)  # Itself.
+  # Each box overlaps only itself.
+  assert all(box.count_overlaps(boxes) == 1 for box in boxes)
   assert all(figure.bbox.count_contains(b.corners()) == 4 for b in boxes)
 
 
@@ -307,7 +309,7 @@ def test_diagrams_hold_exactly_the_weights_of_their_masks():
   assert len(edges[diagrams.GROWN]) == 84 - 21
 
 
-def test_all_draws_what_runs_allow_and_shows_what_it_left_out(
+def test_all_draws_what_the_runs_allow_and_lists_the_rest(
     runs, tmp_path, monkeypatch
 ):
   of_runs = {n: f for n, f in figures.FIGURES.items() if f.needs}
@@ -328,7 +330,7 @@ def test_all_draws_what_runs_allow_and_shows_what_it_left_out(
   )
 
 
-def test_a_figure_that_lacks_its_runs_names_them(runs, tmp_path):
+def test_a_figure_without_its_runs_names_what_it_needs(runs, tmp_path):
   with pytest.raises(MissingRunsError, match=(
       "'rigl-granet' needs a run of each, and there is no run of granet; give "
   )):

@@ -46,7 +46,7 @@ def lines(tmp_path):
   return write_json_lines(tmp_path / 'in.jsonl')
 
 
-def test_every_document_is_in_one_split_and_ends(lines, tmp_path):
+def test_every_document_is_in_one_split_with_an_end_token(lines, tmp_path):
   corpus = prepare(lines, tmp_path / 'out')
   texts = documents(corpus)
   assert sorted(sum(texts.values(), [])) == sorted(TEXTS)
@@ -136,7 +136,7 @@ def test_a_killed_preparation_continues_and_gives_the_same(
   corpus = prepare(folder, output, 'bpe-300', report=read.append)
   assert corpus.fingerprint == expected.fingerprint
   if stop_after > 4:
-    assert read[0].tokens > reports[2].tokens  # It did not begin anew.
+    assert read[0].tokens > reports[2].tokens  # It continued.
   assert corpus.train.description['source']['skipped'] == {'empty': 3}
   assert sorted(os.listdir(output)) == sorted(os.listdir(tmp_path / 'a' / 'x'))
 
@@ -224,7 +224,7 @@ def test_a_failed_call_cannot_change_what_a_later_one_writes(tmp_path):
     prepare(path, tmp_path / 'out', max_faults=0)
   write_json_lines(path, TEXTS * 20)
   fingerprint = prepare(path, tmp_path / 'out', max_faults=0).fingerprint
-  del kept  # The error holds the files that its call has opened.
+  del kept  # The error keeps the files of its call open.
   gc.collect()
   assert data.open_corpus(tmp_path / 'out').fingerprint == fingerprint
 
@@ -263,7 +263,7 @@ def test_bad_arguments_get_one_sentence(lines, tmp_path):
     assert '\n' not in str(caught.value)
 
 
-def test_one_text_file_is_cut_so_that_some_of_it_validates(tmp_path):
+def test_a_single_text_file_is_cut_into_splits(tmp_path):
   text = ''.join(f'Line {i} of the play.\n' for i in range(4000))
   (tmp_path / 'input.txt').write_text(text)
   corpus = preparation.prepare_files(

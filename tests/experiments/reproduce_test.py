@@ -29,7 +29,7 @@ from tests.quickstart_runs import ROOT
 
 pytestmark = pytest.mark.papers
 
-SECONDS = 500  # of patience with a child process.
+SECONDS = 500  # Timeout of a child process.
 SMOKE, FAIR = SCALES['smoke'], SCALES['fair']
 DATA = {'corpus': 'abc', 'task': 'def'}
 
@@ -94,7 +94,7 @@ def test_a_smoke_run_that_was_killed_continues(tmp_path):
   wait_for(lambda: outcomes(tmp_path), child)
   child.send_signal(signal.SIGKILL)
   child.communicate()
-  time.sleep(2)  # Its worker sees it.
+  time.sleep(2)  # Waits until the worker has noticed.
   before = times_of(outcomes(tmp_path))
   child = command(tmp_path, '--scale=smoke')
   output, _ = child.communicate(timeout=3 * SECONDS)
@@ -128,7 +128,7 @@ def test_a_smoke_run_that_was_killed_continues(tmp_path):
     ('fair', (), "has no folder 'books'; give the folder that contains books, "
      'e2e, webnlg17'),
 ])
-def test_invalid_input_starts_no_run(tmp_path, name, claims, message):
+def test_invalid_arguments_start_no_run(tmp_path, name, claims, message):
   with pytest.raises(ValueError, match=re.escape(message)):
     list(reproduce.check_claims(
         name, claims, '', tmp_path / 'runs', tmp_path / 'out', False, 1
@@ -166,7 +166,7 @@ def test_results_of_another_protocol_scale_or_data_are_refused(tmp_path):
   assert_one_sentence(str(error.value))
 
 
-def test_a_corpus_is_known_by_its_tokens_not_by_its_files(tmp_path):
+def test_a_corpus_is_identified_by_its_tokens_not_its_files(tmp_path):
   def fingerprints(name, suffix, text):
     source = tmp_path / name
     (source / 'books').mkdir(parents=True)
@@ -222,7 +222,7 @@ def reproduction_of(folder, scale=SMOKE, name='smoke', **changes):
   return reproduce.Reproduction(name, scale, folder / 'runs', folder / 'out')
 
 
-def test_made_up_outcomes_of_a_fair_run_have_verdicts(
+def test_a_report_on_simulated_outcomes_has_all_verdicts(
     made_up, tmp_path, capsys
 ):
   here = reproduction_of(tmp_path, FAIR, 'fair', claims=('b2', 'd-ft'))
@@ -236,7 +236,7 @@ def test_made_up_outcomes_of_a_fair_run_have_verdicts(
   assert set(results['runs']) == set(made_up)
   assert '; 0 left, about 0:00' in capsys.readouterr().out
   assert reproduce.run_scale(here, '', 2, False) == report
-  assert len(made_up) == len(set(made_up))  # Nothing is run again.
+  assert len(made_up) == len(set(made_up))  # No job ran twice.
 
 
 def test_refused_data_replace_no_files_of_a_pool(made_up, tmp_path):
@@ -330,7 +330,7 @@ def test_results_stand_in_for_runs_that_are_not_on_disk(made_up, tmp_path):
     }
 
 
-def test_a_part_of_the_claims_is_judged_with_the_whole_family(
+def test_some_claims_alone_are_judged_within_their_whole_family(
     made_up, tmp_path
 ):
   whole = reproduction_of(tmp_path, FAIR, 'fair')
@@ -361,7 +361,7 @@ def test_a_workdir_of_another_scale_is_refused_and_stays_as_it_is(
 def test_a_worker_that_is_killed_ends_the_pool_and_keeps_finished_runs(
     tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(sys, 'argv', ['reproduce'])  # Workers parse it.
+  monkeypatch.setattr(sys, 'argv', ['reproduce'])  # Workers parse sys.argv.
   monkeypatch.setattr(pool_data, 'prepare', prepared)
   killed_at = 'static-75/rate=0.01,seed=0'
   monkeypatch.setattr(

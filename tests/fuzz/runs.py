@@ -153,7 +153,7 @@ def fuzz_mirrors(folder: pathlib.Path) -> Target:
       run = make_run().open(folder / 'elsewhere')
       run.close()
     if run.state.step == 0:
-      return 'silent'  # It has begun anew.
+      return 'silent'  # The run started again without a warning.
     step = int(run.state.step)
     if damage.bits_of(run.state) != sound.get(step):
       return 'silent'

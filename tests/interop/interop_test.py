@@ -96,7 +96,7 @@ def test_smaller_types_round_once_and_are_restored_as_float32(
 
 @pytest.mark.ci
 @pytest.mark.parametrize('config', [GPT, LLAMA])
-def test_a_scanned_model_is_written_as_its_loop(config, tmp_path):
+def test_a_scanned_model_is_written_like_an_unscanned_one(config, tmp_path):
   params = make_params(config)
   mask = make_mask(params)
   scanned = dataclasses.replace(config, scan_layers=True)
@@ -168,7 +168,7 @@ def test_tensors_are_written_as_the_library_writes_them(tmp_path):
   assert len(sizes) == 1
 
 
-def test_gpt_matrices_are_written_in_out_and_attention_in_one(saved):
+def test_gpt_matrices_are_written_as_inputs_by_outputs_with_one_for_qkv(saved):
   params, tensors = make_params(GPT), read(saved / 'gpt/model.safetensors')
   layer = params['h_1']
   joined = np.concatenate(
@@ -183,7 +183,7 @@ def test_gpt_matrices_are_written_in_out_and_attention_in_one(saved):
   assert 'lm_head.weight' not in tensors
 
 
-def test_llama_matrices_are_written_out_in(saved):
+def test_llama_matrices_are_written_as_outputs_by_inputs(saved):
   params, tensors = make_params(LLAMA), read(saved / 'llama/model.safetensors')
   attention, mlp = params['h_1']['attn'], params['h_1']['mlp']
   name = 'model.layers.1.{}_proj.weight'.format
@@ -300,7 +300,7 @@ def test_names_of_wrapped_models_are_read(wrapped, name, saved, tmp_path):
   refuse('which are names of one tensor', interop.load_hf, folder)
 
 
-def test_a_width_that_is_not_given_is_four_times_the_models():
+def test_a_missing_feed_forward_width_is_four_times_the_model_width():
   fields = configs.write_config(GPT, 'float32') | dict(n_inner=None)
   assert configs.read_config(fields).d_ff == 64
 
@@ -341,7 +341,7 @@ def test_padding_of_the_vocabulary_is_cut(config, tmp_path):
   assert_same_bits(loaded.params, params)
 
 
-def test_what_was_exported_before_is_replaced_whole(tmp_path):
+def test_an_export_replaces_the_previous_one_completely(tmp_path):
   params = make_params(GPT)
   mask = make_mask(params)
   (tmp_path / 'tokenizer.json').write_text('{}')

@@ -203,7 +203,7 @@ def test_models_are_evaluated_without_dropout():
 
 
 @pytest.mark.parametrize('rate', [1, float('nan'), 'high'])
-def test_a_rate_is_below_one(rate):
+def test_a_dropout_rate_of_one_or_more_is_refused(rate):
   with pytest.raises(ValueError, match='dropout.* is .*; ') as caught:
     training.parse(CONFIG | {'model': CONFIG['model'] | dict(dropout=rate)})
   assert '\n' not in str(caught.value)

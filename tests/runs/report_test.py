@@ -201,7 +201,7 @@ def test_table_holds_the_values_at_the_ends_of_phases(runs):
   ]
 
 
-def test_what_a_run_started_from_is_counted(runs, tmp_path):
+def test_the_cost_of_the_run_it_started_from_is_counted(runs, tmp_path):
   dash = '–'
   dense = runs['dense']
   tuned = make_run(
@@ -246,7 +246,7 @@ def test_the_past_phases_of_a_resumed_run_are_counted_once(runs, tmp_path):
   assert flops_at(resumed, 150) == 1500
 
 
-def test_a_start_without_a_record_is_named(tmp_path):
+def test_the_report_names_a_start_whose_cost_is_not_recorded(tmp_path):
   imported = make_run(
       tmp_path / 'imported', [phase('pre', 0, 50, 0.0)],
       [evaluation(50, 8.0, 8.0)],
@@ -316,7 +316,7 @@ def test_curves_that_do_not_overlap_are_not_compared(tmp_path, runs):
   assert comparison.spent == 520 and comparison.losses[0] is None
 
 
-def test_losses_of_other_tokens_are_not_compared(tmp_path, runs):
+def test_losses_on_different_corpora_are_not_compared(tmp_path, runs):
   other = make_run(
       tmp_path / 'other', [phase('pre', 0, 100, 0.0)],
       [evaluation(50, 9.0, 9.0), evaluation(100, 2.0, 2.0)],
@@ -392,7 +392,7 @@ def test_a_report_shows_plots_that_exist(tmp_path, runs):
     assert (path.parent / name).read_bytes().startswith(b'\x89PNG')
 
 
-def test_ten_last_generations_stand_beside_their_references(runs):
+def test_the_last_ten_generations_are_shown_with_their_references(runs):
   table = generations_table(runs)
   assert table.splitlines()[0] == (
       '| context | reference | dense, step 120 | sparse\\|75, step 120 |'

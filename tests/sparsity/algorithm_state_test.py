@@ -101,7 +101,7 @@ def test_pruning_by_importance_follows_its_schedule():
 
 
 @pytest.mark.parametrize('backward', [0.5, 0.0])
-def test_two_masks_follow_the_weights(backward):
+def test_top_kast_keeps_a_forward_and_a_wider_backward_mask(backward):
   algorithm = examples()['top_kast'](0.9, backward)
   for params, state, grads in train(algorithm, 4):
     if grads is None:
@@ -163,7 +163,7 @@ def test_a_state_is_sharded_like_the_parameters_and_never_packed():
   assert plain.algorithm_state == ()
 
 
-def test_a_traced_sparsity_keeps_what_the_host_counts():
+def test_a_traced_sparsity_keeps_the_exact_count():
   rise = spdf.cubic(0.1, 0.8, 10)
   mask = jax.jit(
       lambda count, scores: spdf.sparsity.masks.mask_from_scores(

@@ -26,7 +26,7 @@ def run(algorithm, steps, learning_rate=0.1, optimizer=optax.adam):
   return history
 
 
-def test_kept_weights_are_exact_in_every_segment():
+def test_kept_counts_are_exact_in_every_segment_of_join():
   sparsities = [0.75, 0.0, 0.5, 0.25]
   algorithm = spdf.join([spdf.static(s) for s in sparsities], [2, 4, 6])
   kept = [int(mask.sum()) for _, mask, _ in run(algorithm, 8)]
@@ -134,7 +134,7 @@ def test_every_leaf_follows_the_algorithm_of_its_label(labels):
   assert mask['h_0']['bias'] is None
 
 
-def test_members_count_steps_from_their_start():
+def test_algorithms_in_join_count_steps_from_their_start():
   rigl = spdf.rigl(0.5, update_every=2, update_until=6)
   algorithm = spdf.join([spdf.dense(), rigl], [5])
   updates = [t for t in range(14) if algorithm.update_at(t)]
@@ -164,7 +164,7 @@ def test_one_algorithm_for_all_labels_is_that_algorithm_bit_for_bit():
     jax.tree.map(np.testing.assert_array_equal, one[:2], other[:2])
 
 
-def test_sparsities_of_a_whole_are_of_the_group():
+def test_distributions_in_a_partition_apply_within_their_group():
   # ERK over the two attention leaves alone, equal in shape: the same sparsity.
   algorithm = two(
       spdf.static(0.5, distribution=spdf.erk),
@@ -184,7 +184,7 @@ def test_sparsities_of_a_whole_are_of_the_group():
   assert counts['h_0', 'attn'] == 32
 
 
-def test_times_are_those_of_any_member():
+def test_a_partition_updates_masks_whenever_a_member_does():
   members = [
       spdf.rigl(0.5, update_every=4, update_until=8, skip_gradient_step=True),
       spdf.sparse_evolution(0.5, update_every=6, update_until=12),
@@ -197,7 +197,7 @@ def test_times_are_those_of_any_member():
       assert bool(algorithm.skip_step_at(at)) == (count in (4, 8))
 
 
-def test_partitions_join_and_nest():
+def test_join_and_partition_can_be_nested():
   sparse = two(spdf.static(0.5), spdf.static(0.75))
   inner = spdf.partition(
       {'h_0': spdf.dense(), 'h_1': spdf.static(0.5)},

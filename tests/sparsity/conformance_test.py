@@ -31,7 +31,8 @@ from tests.sparse_parabola import train
 from tests.sparse_parabola import ZERO
 from tests.tiers import slow_except
 
-WATCHED, ALL = 14, 400  # Steps; masks rest after the watched ones.
+# Numbers of steps; masks are fixed after the first of them.
+WATCHED, ALL = 14, 400
 RATE = optax.cosine_decay_schedule(0.1, ALL)
 INNER = {
     'adamw': lambda: optax.adamw(RATE),
@@ -64,7 +65,7 @@ AROUND = {
     ),
 }
 OPTIMIZERS = [*INNER, *AROUND]
-# The edges of the product, and two corners.
+# Two edges of the table of optimizers and algorithms, and two corners.
 PAIRS = [('adamw', algorithm) for algorithm in CASES]
 PAIRS += [
     (optimizer, algorithm) for algorithm in ('rigl', 'hard_threshold')
@@ -171,7 +172,7 @@ def test_inner_transformations_see_nothing_of_pruned_weights(
     masks = dict(zip(('h_0', 'h_1'), kernels(spdf.get_mask(state))))
     seen = find(SpyState, state).seen
     for path, x in jax.tree_util.tree_leaves_with_path(seen):
-      # Whatever has a kernel's shape belongs to the one in its path.
+      # An array of a kernel's shape belongs to the kernel of its path.
       if np.shape(x) == (8, 12):
         owner = re.search(r'h_\d', jax.tree_util.keystr(path))[0]
         assert (x[~masks[owner]] == 0).all(), path
@@ -248,7 +249,7 @@ def test_bfloat16_parameters_keep_their_dtype_and_exact_zeros(algorithm):
 
 
 def test_a_transformation_after_sparsify_loses_the_zeros():
-  # Nothing tells so: `sparsify` must be the last one of a chain.
+  # No error is raised: `sparsify` must be the last one of a chain.
   tx = optax.chain(
       spdf.sparsify(optax.adamw(0.1), CASES['gmp'].make(), key=0),
       optax.scale(2.0),
@@ -344,7 +345,7 @@ def test_models_of_any_library_train_by_the_same_lines(make):
       params, lambda params: jnp.mean((predict(params) - Y) ** 2)
   )
   assert losses[-1] < 0.5 * losses[0]
-  # 8 x 32 and 32 x 4, or transposed; masks and models fit each other.
+  # The matrices are 8 x 32 and 32 x 4, or transposed.
   kept = {m.size: int(m.sum()) for m in jax.tree.leaves(mask)}
   assert kept == {256: 64, 128: 32}
   for p, m in zip(

@@ -54,7 +54,7 @@ def test_updates_of_each_layer_are_divided_by_its_kept_inputs():
   np.testing.assert_array_equal(updates['bias'], 1)
 
 
-def test_rates_fall_by_the_jump_of_density_at_a_dense_boundary():
+def test_updates_shrink_with_density_when_a_dense_phase_begins():
   algorithm = spdf.join([spdf.static(0.75), spdf.dense()], [2])
   tx = sparse(algorithm, base_density=1.0)
   largest = [float(u['wi'].max()) for u, _ in updates_of(tx, 4)]
@@ -70,7 +70,7 @@ def test_rates_follow_a_schedule_of_sparsity_at_every_step():
     )
 
 
-def test_updates_at_the_base_are_those_without_it_bit_for_bit():
+def test_updates_at_the_base_density_are_unscaled_bit_for_bit():
   tx = sparse(spdf.static(0.5), optax.adam(0.1), base_density=0.5)
   plain = spdf.sparsify(
       optax.adam(0.1), spdf.static(0.5), where=WHERE, key=0

@@ -120,7 +120,7 @@ def test_random_masks_have_the_exact_count_everywhere(case):
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_shapes_and_masks_of_units_go_together(case):
+def test_reduce_and_expand_agree_with_the_shape_of_units(case):
   structure, _, groups = CASES[case]
   number, a, b = structure.unit_shape(SHAPE)
   assert number == SHAPE[0] * len(groups)
@@ -137,7 +137,7 @@ def test_shapes_and_masks_of_units_go_together(case):
   assert dense.all()
 
 
-def test_whole_model_ranks_blocks():
+def test_model_wide_sparsity_ranks_blocks():
   scores = {'a': jnp.ones((4, 4)).at[:2].set(5.0), 'b': jnp.full((2, 2), 2.0)}
   mask = masks.mask_from_scores(
       scores, ModelWide(0.4), structure=structures.block(2, 2)

@@ -91,7 +91,7 @@ def test_large_layers_equal_a_stable_argsort(kind, kept):
     st.sampled_from(SHAPES), st.data(), st.integers(0, 2**32), KINDS,
     st.sampled_from([0.0, 0.01, 0.5, 1.0]),
 )
-def test_only_candidates_are_kept_layer_by_layer(
+def test_keep_among_keeps_the_largest_candidates_of_each_layer(
     shape, data, seed, kind, share
 ):
   scores = draw(shape, seed, kind)
@@ -195,7 +195,7 @@ def test_scratch_of_random_masks_is_eleven_bytes_per_entry_of_a_layer():
     (r'2\^31 weights or more', dict(
         scores=jax.ShapeDtypeStruct((1, 2**16, 2**15), jnp.float32))),
 ])
-def test_what_does_not_fit_the_scores_is_named(message, arguments):
+def test_arguments_that_do_not_fit_the_scores_are_refused(message, arguments):
   arguments = dict(scores=jnp.ones((2, 4, 5)), kept=1) | arguments
   with pytest.raises(ValueError, match=message):
     jax.eval_shape(
@@ -245,7 +245,7 @@ def test_mask_of_a_model_equals_a_stable_argsort_of_all_layers(
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, SIZE), st.integers(0, 2**32), KINDS, st.booleans())
 @example(kept=SIZE - 9, seed=0, kind='nan', at_random=False)
-def test_candidates_and_random_ties_of_a_model_use_the_keys_of_leaves(
+def test_ties_among_candidates_of_a_model_are_broken_by_the_keys_of_leaves(
     kept, seed, kind, at_random
 ):
   scores = draw_model(seed, kind)
@@ -264,7 +264,7 @@ def test_candidates_and_random_ties_of_a_model_use_the_keys_of_leaves(
   )
 
 
-def test_comparing_counts_a_model_as_histograms_do(monkeypatch):
+def test_comparisons_select_the_same_entries_as_histograms(monkeypatch):
   monkeypatch.setattr(
       radix_select, 'on_this_platform',
       lambda keep, *operands: keep(*operands, digit=1),
@@ -279,7 +279,7 @@ def test_comparing_counts_a_model_as_histograms_do(monkeypatch):
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_models_may_be_lists_with_none():
+def test_keep_largest_of_all_accepts_lists_with_none():
   scores = [jnp.zeros((1, 4, 4)), None, jnp.zeros((1, 4, 4))]
   first = topk.keep_largest_of_all(scores, 20)
   assert first[1] is None and first[0].all() and first[2].sum() == 4
@@ -298,7 +298,7 @@ def to_int(x):
 
 @settings(deadline=None)
 @given(NUMBERS, NUMBERS)
-def test_wide_numbers_are_integers(a, b):
+def test_wide_numbers_add_and_compare_as_integers(a, b):
   small, large = sorted([a, b])
   x, y = whole_model.to_wide(large), whole_model.to_wide(small)
   assert to_int(x) == large
@@ -310,7 +310,7 @@ def test_wide_numbers_are_integers(a, b):
 @pytest.mark.parametrize('bins, need', [
     (2, 1), (2048, 2**40 + 3), (2048, 2**47),
 ])
-def test_a_rank_is_found_beyond_32_bits(bins, need):
+def test_ranks_above_32_bits_are_found(bins, need):
   rng = np.random.default_rng(bins)
   counts = rng.integers(2**20, size=(1000, bins)) * rng.integers(2, size=bins)
   place, rest = jax.jit(
@@ -327,7 +327,7 @@ def test_a_rank_is_found_beyond_32_bits(bins, need):
     (r'shape \[1, 2, 4, 5\]', dict(scores=[jnp.ones((1, 2, 4, 5))])),
     ('among is bool', dict(among=[np.ones((1, 4, 5), bool)])),
 ])
-def test_what_does_not_fit_the_scores_of_a_model_is_named(message, arguments):
+def test_arguments_that_do_not_fit_all_scores_are_refused(message, arguments):
   arguments = dict(scores=[jnp.ones((2, 4, 5))], kept=1) | arguments
   with pytest.raises(ValueError, match=message):
     topk.keep_largest_of_all(arguments.pop('scores'), **arguments)

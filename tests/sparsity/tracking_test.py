@@ -93,7 +93,7 @@ def test_statistics_equal_a_numpy_oracle_at_every_step():
   assert shares == sorted(shares) and shares[0] < shares[-1]
 
 
-def test_masks_are_seen_through_the_wrapper():
+def test_masks_are_found_in_the_state_of_track_masks():
   state = train(tracked(tossing()), 0)[0]
   assert spdf.get_mask(state)['h_0']['bias'] is None
   assert state.explored['h_0']['bias'] is None
@@ -180,7 +180,7 @@ def sets(mask):
 
 
 @pytest.mark.parametrize('seed', range(3))
-def test_changes_are_the_differences_of_sets(seed):
+def test_mask_changes_equal_differences_of_sets(seed):
   one, other = draw(seed, 0.3), draw(seed + 100, 0.6)
   before, after = sets(one), sets(other)
   changes = mask_changes(one, other, STACKED, where=WHERE)

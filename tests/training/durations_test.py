@@ -26,7 +26,7 @@ def test_a_duration_is_a_number_of_steps(duration, steps):
   assert resolve_duration(duration, **SIZES) == steps
 
 
-def test_epochs_never_need_data_of_one_more():
+def test_a_duration_in_epochs_is_the_most_whole_steps():
   for tokens_per_step in range(1, 60):
     sizes = SIZES | dict(tokens_per_step=tokens_per_step)
     steps = resolve_duration('3 epochs', **sizes)
@@ -46,6 +46,6 @@ def test_a_text_that_is_no_duration_is_refused(duration):
 @pytest.mark.parametrize('duration', [
     '0 steps', '0.4 steps', '10 tokens', '0.05 epochs', '0 tokens/parameter',
 ])
-def test_a_duration_of_no_step_is_refused(duration):
+def test_a_duration_below_one_step_is_refused(duration):
   with pytest.raises(ValueError, match='is less than one step of 100 tokens'):
     resolve_duration(duration, **SIZES)

@@ -138,7 +138,7 @@ def rate(**fields):
      "phases.b.duration was '4 steps' and is '9 steps'"),
     (FIRST, {}, '@b', 'nothing to train; add a phase to phases.order, or'),
 ])
-def test_another_past_is_refused(
+def test_resuming_with_other_earlier_phases_is_refused(
     phases, changes, source, message, finished, tmp_path
 ):
   run = make_run(phases, resume=f'{finished}{source}', **changes)
@@ -172,7 +172,7 @@ def test_a_resumed_run_may_be_logged_and_evaluated_otherwise(
   wanted.close()
 
 
-def test_evaluations_that_choose_the_weights_of_a_phase_may_not_differ(
+def test_a_resumed_run_keeps_the_evaluations_that_chose_its_weights(
     tmp_path
 ):
   stop = dict(metric='validation/loss', value=None, patience=None)
@@ -185,7 +185,7 @@ def test_evaluations_that_choose_the_weights_of_a_phase_may_not_differ(
     other.open(tmp_path / 'b')
 
 
-def test_updates_in_per_cent_of_phases_that_share_them_are_refused(tmp_path):
+def test_resuming_with_more_phases_refuses_update_times_in_per_cent(tmp_path):
   share = RIGL | dict(update_every='25%', update_until='75%')
   train(make_run(dict(a=phase(5, algorithm=share))), tmp_path / 'a')
   phases = dict(a=phase(5, algorithm=share), b=phase(5, algorithm=share))
@@ -194,7 +194,7 @@ def test_updates_in_per_cent_of_phases_that_share_them_are_refused(tmp_path):
     run.open(tmp_path / 'b')
 
 
-def test_the_workdir_of_another_config_names_the_way_on(finished):
+def test_a_workdir_with_fewer_phases_is_refused_with_the_resume_flag(finished):
   run = make_run(FIRST | dict(c=phase(2)))
   with pytest.raises(ValueError, match=(
       f'another workdir and --config.resume={finished}@b.'

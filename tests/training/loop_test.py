@@ -24,7 +24,7 @@ from tests.tiny_run import make_run
 from tests.tiny_run import without_times
 
 ROOT = pathlib.Path(__file__).parents[2]
-SECONDS = 120  # of patience with a child process.
+SECONDS = 120  # Timeout of a child process.
 
 CHILD = '''
 import sys

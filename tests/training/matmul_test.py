@@ -75,7 +75,7 @@ def test_losses_and_weights_are_those_of_dense_products():
       jax.tree.leaves(sparsity.get_mask(state.opt_state)),
       jax.tree.leaves(sparsity.get_mask(reference.opt_state)),
   ):
-    # Sums in another order decide near ties otherwise.
+    # Sums in another order may break near ties differently.
     assert np.mean(a != b) < 2e-3
   assert actual[-1] < actual[0]
 
@@ -142,7 +142,7 @@ def test_a_model_in_bfloat16_trains_with_kernels_of_bfloat16():
   assert actual[-1] < 0.9 * actual[0]
 
 
-def test_kernels_are_requested_where_there_are_some():
+def test_sparse_steps_use_native_kernels_where_a_dtype_has_some():
   for dtype in 'float32', 'bfloat16', 'float16':
     sparse = training.sparse_steps('native', in_dtype(dtype), tokens=128)
     assert (sparse is not None) == native.is_available(dtype)

@@ -33,7 +33,7 @@ def test_a_single_process_does_not_initialize_distributed_jax(initialized):
 
 
 @pytest.mark.parametrize('mode', ['auto', 'on'])
-def test_the_environment_names_the_others(initialized, mode):
+def test_other_processes_are_found_in_the_environment(initialized, mode):
   join_processes(mode, environment=WHOLE)
   assert initialized[0]['coordinator_address'] == 'host:1234'
   assert initialized[0]['num_processes'] == 4
@@ -88,7 +88,7 @@ def test_an_incomplete_environment_of_a_cluster_is_refused(
   assert not initialized
 
 
-def test_the_mode_on_needs_several_processes(monkeypatch):
+def test_distributed_on_without_other_processes_is_refused(monkeypatch):
   monkeypatch.delenv('JAX_COORDINATOR_ADDRESS', raising=False)
   def nobody(**_):
     raise ValueError('coordinator_address should be defined.')
@@ -97,7 +97,7 @@ def test_the_mode_on_needs_several_processes(monkeypatch):
     join_processes('on', environment={})
 
 
-def test_modes_are_named():
+def test_an_unknown_mode_of_distributed_is_refused():
   with pytest.raises(ValueError, match="'yes'; use one of auto, on, off"):
     join_processes('yes')
   assert processes.is_main_process()

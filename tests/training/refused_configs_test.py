@@ -24,7 +24,7 @@ from spdf_jax.training import Run  # noqa: E402
 from spdf_jax.training.configs.config import parse  # noqa: E402
 from spdf_jax.training.configs.config import parse_mesh  # noqa: E402
 
-SECONDS = 300  # of patience with a child process.
+SECONDS = 300  # Timeout of a child process.
 PRETRAIN = 'phases__pretrain__'
 RATE = f'{PRETRAIN}learning_rate__'
 WITHOUT_TASK = dict(data__task='', phases__order=('pretrain', 'continuation'))
