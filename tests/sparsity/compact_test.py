@@ -12,6 +12,7 @@ import spdf_jax as spdf
 from spdf_jax.sparsity import storage
 from spdf_jax.sparsity import tracking
 from spdf_jax.sparsity.state import stored_mask
+from tests.sparse_loop import trajectory
 from tests.tiers import slow_except
 from tests.tiny_run import assert_same_arrays
 
@@ -208,12 +209,9 @@ def test_state_outside_of_sparsify_stays_dense_and_loses_nothing(wrap):
   tx = wrap(
       spdf.sparsify(optax.adam(0.1), algorithm, where=where, key=0), algorithm
   )
-  params = draw(0)
-  state = tx.init(params)
-  params = spdf.apply_mask(params, spdf.get_mask(state))
-  for step in range(3):
-    updates, state = tx.update(draw(step + 1), state, params)
-    params = optax.apply_updates(params, updates)
+  *_, (params, state) = trajectory(
+      tx, draw(0), lambda step, _: draw(step + 1), 3
+  )
   packed = storage.pack_state(params, state)
   assert_same_arrays(storage.unpack_state(*packed), (params, state))
 

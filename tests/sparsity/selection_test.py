@@ -10,6 +10,7 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax.sparsity.selection import select
+from tests.sparse_loop import trajectory
 
 Muon = optax.contrib.MuonDimensionNumbers
 
@@ -281,12 +282,7 @@ def test_a_bare_array_trains():
   times = dict(update_every=1, update_until=3)
   tx = spdf.sparsify(optax.adam(0.1), spdf.rigl(0.75, **times), key=0)
   w = jax.random.normal(jax.random.key(0), (8, 8))
-  state = tx.init(w)
-  w = spdf.apply_mask(w, spdf.get_mask(state))
-  update = jax.jit(tx.update)
-  for _ in range(4):
-    updates, state = update(w + 1, state, w)
-    w = optax.apply_updates(w, updates)
+  *_, (w, state) = trajectory(tx, w, lambda _, w: w + 1, 4)
   spdf.check_zeros(w, state)
   assert np.count_nonzero(w) <= int(spdf.get_mask(state).sum()) == 16
 
