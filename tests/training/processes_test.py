@@ -9,6 +9,7 @@ import pytest
 
 from spdf_jax.training.loop import processes
 from spdf_jax.training.loop.processes import join_processes
+from tests.refusals import refuse
 
 WHOLE = dict(
     JAX_COORDINATOR_ADDRESS='host:1234', JAX_NUM_PROCESSES='4',
@@ -83,8 +84,7 @@ def test_an_incomplete_environment_of_a_cluster_is_refused(
     initialized, environment, message
 ):
   for mode in ('auto', 'on'):
-    with pytest.raises(ValueError, match=message):
-      join_processes(mode, environment=environment)
+    refuse(message, join_processes, mode, environment=environment)
   assert not initialized
 
 
@@ -98,8 +98,7 @@ def test_the_mode_on_needs_several_processes(monkeypatch):
 
 
 def test_modes_are_named():
-  with pytest.raises(ValueError, match="'yes'; use one of auto, on, off"):
-    join_processes('yes')
+  refuse("'yes'; use one of auto, on, off", join_processes, 'yes')
   assert processes.is_main_process()
 
 
