@@ -24,6 +24,7 @@ from spdf_jax.accelerator import NATIVE
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator.native import library
+from tests.accelerator import primitives_test
 from tests.accelerator.primitives_test import Case
 from tests.accelerator.primitives_test import measured
 from tests.accelerator.primitives_test import oracle
@@ -91,13 +92,7 @@ def make_case(seed, tokens, inputs, outputs, sparsity, skew, wanted):
 def assert_close(actual, wanted, dtype='float32'):
   # Of bfloat16: y, its cotangent, a product and its cotangent are rounded.
   tolerance = 2e-6 if dtype == 'float32' else 4 * ROUNDING
-  actual, wanted = jax.tree.leaves(actual), jax.tree.leaves(wanted)
-  assert len(actual) == len(wanted)
-  for a, b in zip(actual, wanted):
-    a, b = np.asarray(a, np.float64), np.asarray(b)
-    assert a.shape == b.shape
-    scale = max(1.0, np.abs(b).max())
-    np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+  primitives_test.assert_close(actual, wanted, tolerance)
 
 
 def check(case, dtype='float32'):
