@@ -21,6 +21,7 @@ from spdf_jax.data.tokenizers import train_bpe
 from spdf_jax.data.tokenizers import with_special_tokens
 from tests import text_files
 from tests.real_data import data_path
+from tests.refusals import refuse
 
 library = pytest.importorskip('tokenizers')
 
@@ -191,8 +192,7 @@ def test_fingerprints_differ_between_tokenizers():
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'tokenizers', None)
-  with pytest.raises(ImportError, match=r'\[data\]'):
-    train_bpe(TEXTS, 300)
+  refuse(r'\[data\]', train_bpe, TEXTS, 300, error=ImportError)
 
 
 def test_tokenizers_neither_truncate_nor_pad(tmp_path):
@@ -282,8 +282,7 @@ def test_batches_ends_of_text_and_halves_of_characters(tokenizer):
      'vocab and merges do not fit'),
 ])
 def test_tokenizers_that_cannot_be_made_are_refused(make, message):
-  with pytest.raises(ValueError, match=message):
-    make()
+  refuse(message, make)
 
 
 @pytest.mark.parametrize('content, message', [
@@ -298,5 +297,4 @@ def test_tokenizers_that_cannot_be_made_are_refused(make, message):
 def test_a_file_that_is_no_tokenizer_is_refused(content, message, tmp_path):
   path = tmp_path / 'tokenizer.json'
   path.write_bytes(content)
-  with pytest.raises(ValueError, match=f'tokenizer.json .*{message}'):
-    tokenizer_files.load_tokenizer(path)
+  refuse(f'tokenizer.json .*{message}', tokenizer_files.load_tokenizer, path)
