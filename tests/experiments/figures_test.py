@@ -99,38 +99,30 @@ def line_of(ax, **looks):
   return [list(map(float, values)) for values in lines[0].get_data()]
 
 
-def test_a_history_counts_on_through_its_launches(tmp_path):
+@pytest.mark.parametrize('place, ends, losses', [
+    # What followed the phase that was gone on from is no part of it.
+    ('a', [100, 150, 200], ([60, 100, 150, 200], [4.0, 5.0, 3.4, 3.1])),
+    ('a:best', [60, 110, 160], ([60, 110, 160], [4.0, 3.4, 3.1])),
+])
+def test_a_history_counts_on_through_its_launches(
+    place, ends, losses, tmp_path, monkeypatch
+):
   first = make_run(tmp_path / 'first', [
       ('a', 'corpus', 0.9, 0.9, 100), ('b', 'corpus', 0.0, 0.0, 20),
   ])
-  log(first, (60, 5.0), (100, 4.0), (120, 3.5))
-  second = prune(tmp_path / 'second', f'{first}@a')
+  log(first, (60, 4.0), (100, 5.0), (120, 3.5))
+  if place == 'a:best':
+    for module in (ancestry, run_groups):
+      monkeypatch.setattr(
+          module, 'find_checkpoint', lambda _: pathlib.Path('checkpoints/60')
+      )
+  second = prune(tmp_path / 'second', f'{first}@{place}')
   run = run_groups.read_history(read_ancestry(second))
   assert [(p.name, p.start, p.end) for p in run.phases] == [
-      ('a', 0, 100), ('round0', 100, 150), ('round1', 150, 200),
+      *zip(['a', 'round0', 'round1'], [0, *ends], ends)
   ]
-  # What followed the phase that was gone on from is no part of it.
-  assert run.series('validation/loss') == (
-      [60, 100, 150, 200], [5.0, 4.0, 3.4, 3.1]
-  )
-
-
-def test_a_history_ends_with_the_best_step_that_was_gone_on_from(
-    tmp_path, monkeypatch
-):
-  first = make_run(tmp_path / 'first', [('a', 'corpus', 0.9, 0.9, 100)])
-  log(first, (60, 4.0), (100, 5.0))
-  for module in (ancestry, run_groups):
-    monkeypatch.setattr(
-        module, 'find_checkpoint', lambda _: pathlib.Path('checkpoints/60')
-    )
-  second = prune(tmp_path / 'second', f'{first}@a:best')
-  run = run_groups.read_history(read_ancestry(second))
-  assert [(p.start, p.end) for p in run.phases] == [
-      (0, 60), (60, 110), (110, 160),
-  ]
-  assert run.phases[0].tokens == 60 * 32
-  assert run.series('validation/loss') == ([60, 110, 160], [4.0, 3.4, 3.1])
+  assert run.phases[0].tokens == ends[0] * 32
+  assert run.series('validation/loss') == losses
 
 
 def test_what_was_ever_active_is_known_after_a_dense_launch_only(tmp_path):
