@@ -5,9 +5,6 @@ every kernel set run in child processes, since a process chooses one.
 """
 
 import functools
-import os
-import subprocess
-import sys
 
 from hypothesis import given
 from hypothesis import settings
@@ -28,6 +25,7 @@ from tests.accelerator import primitives_test
 from tests.accelerator.primitives_test import Case
 from tests.accelerator.primitives_test import measured
 from tests.accelerator.primitives_test import oracle
+from tests.child import run_python
 
 pytestmark = pytest.mark.skipif(
     not native.is_available(),
@@ -379,20 +377,6 @@ def test_vmap_over_all_operands_is_a_loop():
   assert calls(f, *stacks[:3]) == ['spdf_sparse_matmul']
 
 
-def start_child(code, **variables):
-  """Runs code that may import test modules; returns what it prints."""
-  child = subprocess.run(
-      [sys.executable, '-c', code],
-      env=os.environ | variables | {
-          # The child imports the same package as this process.
-          'PYTHONPATH': os.pathsep.join(path for path in sys.path if path),
-      },
-      capture_output=True, text=True, timeout=300, check=False,
-  )
-  assert child.returncode == 0, child.stderr[-3000:]
-  return child.stdout
-
-
 def check_kernels(name, dtype):
   """Runs in a child process."""
   from tests.accelerator import listed_matrix_test
@@ -416,7 +400,7 @@ def test_every_kernel_set_is_right_on_any_number_of_threads(
 ):
   if not native.is_available(dtype):
     pytest.skip(f'there are no kernels of {dtype} here')
-  printed = start_child(
+  printed = run_python(
       'from tests.accelerator import native_test as test; '
       f'test.check_kernels({name!r}, {dtype!r})',
       SPDF_NATIVE_KERNELS=name, NPROC=str(threads),
@@ -451,7 +435,7 @@ def check_on_eight_devices():
 
 @pytest.mark.process
 def test_shards_call_the_kernels_and_nothing_is_gathered():
-  start_child(
+  run_python(
       "import jax; jax.config.update('jax_num_cpu_devices', 8); "
       'from tests.accelerator import native_test as test; '
       'test.check_on_eight_devices()'

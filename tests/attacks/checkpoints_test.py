@@ -28,6 +28,7 @@ from spdf_jax.training.checkpoints.workdir import read_workdir_config
 from spdf_jax.training.step import teacher
 from tests import tiny_run
 from tests.refusals import refuse
+from tests.text_files import flip_bit
 
 
 @pytest.fixture(scope='module')
@@ -42,12 +43,6 @@ def trained(tmp_path_factory):
 def workdir(trained, tmp_path):
   """A copy of the run, to be damaged."""
   return shutil.copytree(trained[0], tmp_path / 'copy')
-
-
-def flip(path, place):
-  data = bytearray(path.read_bytes())
-  data[int(place * (len(data) - 1))] ^= 4
-  path.write_bytes(data)
 
 
 def save_with_another_array(workdir, state):
@@ -99,7 +94,8 @@ def test_a_flipped_bit_is_found_or_changes_nothing(
       path for path in (workdir / 'checkpoints/14' / item).rglob('*')
       if path.is_file()
   ]
-  flip(max(files, key=lambda path: path.stat().st_size), place)
+  path = max(files, key=lambda path: path.stat().st_size)
+  flip_bit(path, int(place * (path.stat().st_size - 1)), 2)
   state = tiny_run.make_run().open(workdir).state
   if int(state.step) == 14:
     tiny_run.assert_same_arrays(state, trained[1])

@@ -20,6 +20,7 @@ from spdf_jax.data.tokenizers import LibraryTokenizer
 from spdf_jax.data.tokenizers import train_bpe
 from spdf_jax.data.tokenizers import with_special_tokens
 from tests import text_files
+from tests.child import run_python
 from tests.real_data import data_path
 from tests.refusals import refuse
 
@@ -134,18 +135,11 @@ def test_no_space_is_put_before_the_text():
 @pytest.mark.process
 def test_training_in_another_process_gives_the_same_fingerprint():
   script = (
-      'import sys, json; from spdf_jax.data.tokenizers import train_bpe;'
-      'print(train_bpe(json.load(sys.stdin), 300).fingerprint)'
+      'from spdf_jax.data.tokenizers import train_bpe;'
+      f'print(train_bpe({TEXTS!r}, 300).fingerprint)'
   )
-  result = subprocess.run(
-      [sys.executable, '-c', script],
-      input=json.dumps(TEXTS),
-      env={**os.environ, 'PYTHONHASHSEED': '7'},
-      capture_output=True,
-      text=True,
-      check=True,
-  )
-  assert result.stdout.strip() == TOKENIZERS[1].fingerprint
+  printed = run_python(script, PYTHONHASHSEED='7')
+  assert printed.strip() == TOKENIZERS[1].fingerprint
 
 
 @pytest.mark.process

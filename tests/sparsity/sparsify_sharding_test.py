@@ -6,12 +6,11 @@ On 8 simulated devices, in a process of their own.
 import functools
 import json
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
+from tests.child import run_python
 from tests.tiers import slow_except
 
 pytestmark = pytest.mark.sharding
@@ -260,13 +259,8 @@ def run(name, script=UPDATES):
   # What is sent, and held, is settled before the last stage of compilation.
   flags = os.environ.get('XLA_FLAGS', '')
   flags += ' --xla_backend_optimization_level=0'
-  done = subprocess.run(
-      [sys.executable, '-c', f'NAME = {name!r}\n' + PRELUDE + script],
-      env=os.environ | {'XLA_FLAGS': flags},
-      capture_output=True, text=True, timeout=600, check=False,
-  )
-  assert done.returncode == 0, done.stderr
-  return json.loads(done.stdout)
+  code = f'NAME = {name!r}\n' + PRELUDE + script
+  return json.loads(run_python(code, XLA_FLAGS=flags))
 
 
 NAMES = ['mixed', 'gmp-model-wide', 'hard-threshold']

@@ -1,14 +1,13 @@
 """Joining processes: arguments for JAX, and incomplete environments."""
 
 import platform
-import subprocess
-import sys
 
 import jax
 import pytest
 
 from spdf_jax.training.loop import processes
 from spdf_jax.training.loop.processes import join_processes
+from tests.child import run_python
 from tests.refusals import refuse
 
 WHOLE = dict(
@@ -126,9 +125,6 @@ print(before - resident())
 def test_freed_memory_is_kept_up_to_a_size():
   returned = []
   for arguments in ('', 'largest=2**20'):
-    child = subprocess.run(
-        [sys.executable, '-c', FREE_MEMORY.format(arguments=arguments)],
-        capture_output=True, text=True, check=True,
-    )
-    returned.append(int(child.stdout))
+    code = FREE_MEMORY.format(arguments=arguments)
+    returned.append(int(run_python(code)))
   assert returned[0] < 2**10 and returned[1] > 100 * 2**10
