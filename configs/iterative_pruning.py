@@ -32,7 +32,8 @@ import ml_collections
 from configs import common
 from configs import spdf
 
-_STEPS = (20_000, 45_000, 70_000, 95_000, 120_000)  # first, last; others: ours
+# first and last are published, the others are our choice
+_STEPS = (20_000, 45_000, 70_000, 95_000, 120_000)
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
@@ -45,12 +46,12 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   )
   distribution = given.get('distribution', 'uniform')
   common.check_choice('distribution', distribution, ('uniform', 'model_wide'))
-  # Batch size and learning rate are those of SPDF's GPT-3 XL: ours.
+  # The post has no batch size and learning rate; these are of SPDF's GPT-3 XL.
   config = spdf.get_config('model=gpt3-xl')
   config.model.update(preset='gpt3-1.3b', vocab_size=50267)
   phases: dict[str, dict[str, Any]] = {'round0': dict(duration='26B tokens')}
   for i, steps in enumerate(_STEPS, start=1):
-    # An equal share of what remains, 30.5 % in each round: ours.
+    # Our choice: each round prunes the same share of what remains, 30.5 %.
     kept = 1 - algorithm['sparsity']
     sparsity = round(1 - kept ** (i / len(_STEPS)), 6)
     phase = dict(
@@ -60,7 +61,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
         ),
     )
     if i > 1:
-      # Rewinds to the end of the first round's warm-up: ours.
+      # Our choice: rewinds to the end of the first round's warm-up.
       phase['learning_rate'] = dict(schedule='rewind', to='375M tokens')
     if 'stop_at' in given:
       phase['early_stop'] = dict(

@@ -31,13 +31,13 @@ import ml_collections
 from configs import base
 from configs import common
 
-_BATCH_SIZE = 512  # of the dense model: ours
+_BATCH_SIZE = 512  # of the dense model; our choice
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """Returns the config; `arg` is `algorithm=…`, `sparsity=…` or both."""
   algorithm, _ = common.parse_algorithm(
-      arg, dict(name='rigl', sparsity=0.8, update_every='0.5%')  # ours
+      arg, dict(name='rigl', sparsity=0.8, update_every='0.5%')  # our choice
   )
   is_dense = algorithm['name'] == 'dense'
   if algorithm['name'] in ('set', 'rigl', 'granet'):
@@ -50,7 +50,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
 
   config = base.get_config()
   config.model.update(
-      preset='llama-1.3b',  # its sizes: ours
+      preset='llama-1.3b',  # sizes of our choice
       vocab_size=32000, max_length=2048, scan_layers=True, remat='full',
       dtype='bfloat16',
   )

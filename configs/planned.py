@@ -21,9 +21,10 @@ from configs import spdf
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
-  """Returns the config; `arg` has `model`, `sparse`, `dense`, an algorithm's.
+  """Returns the config; `arg` has `model`, and numbers of steps.
 
-  The `algorithm` and its `sparsity` are those of the sparse steps.
+  These are `sparse` and `dense`; `algorithm` and its arguments, such as
+  `sparsity`, are those of the sparse steps.
   """
   algorithm, given = common.parse_algorithm(
       arg, dict(name='static', sparsity=0.75), model=str, sparse=int, dense=int

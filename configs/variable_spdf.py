@@ -49,7 +49,7 @@ _READINGS = {'cerebras-gpt-256m': 'split', 'cerebras-gpt-6.7b': 'extended'}
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
-  """Returns the config; `arg` has `model`, `reading`, and an algorithm's."""
+  """Returns the config; `arg` has `model`, `reading` and an algorithm."""
   algorithm, given = common.parse_algorithm(
       arg, dict(name='static', sparsity=0.9), model=str, reading=str
   )
@@ -71,7 +71,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
     first['duration'] = common.part_of(budget, sparse)
     second = dict(
         duration=common.part_of(budget, 1 - sparse),
-        learning_rate=dict(schedule='continue'),  # one decay over both: ours
+        # our choice: one decay over both
+        learning_rate=dict(schedule='continue'),
     )
   else:
     dense = sparsity - _EFFECTIVE  # additional share of the steps

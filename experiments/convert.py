@@ -92,7 +92,7 @@ _TOKENIZER_COPY = 'imported_tokenizer'
 
 
 def convert() -> Iterator[str]:
-  """Converts a model as the flags give it; yields sentences."""
+  """Converts the model of the flags; yields the sentences to print."""
   model, workdir, directory = _MODEL.value, _TO.value, _TO_HF.value
   if bool(workdir) == bool(directory):
     raise ValueError('give --to or --to_hf.')

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
 
 
 def write_all(repository: str = extras.REPOSITORY) -> None:
-  """Writes the notebook of every script, and the address into both.
+  """Writes the address of the repository into all scripts and notebooks.
 
   Args:
     repository: Address of the repository; empty: notebooks install from their

@@ -93,25 +93,27 @@ def train(
         logits, batch[:, 1:]
     ).mean()
 
-  algorithm = spdf.join(  # 1. When there are zeros, and how many.
+  algorithm = spdf.join(  # 1. The zeros over training.
       [spdf.static(sparsity), spdf.dense()], [2 * steps // 3]
   )
   rate = optax.warmup_cosine_decay_schedule(0, 2e-3, steps // 20, steps)
-  tx = spdf.sparsify(  # 2. Around the optimizer.
+  tx = spdf.sparsify(  # 2. Wraps the optimizer.
       optax.adamw(rate, b2=0.95), algorithm, key=0, where=spdf.where.per_head
   )
 
   def init() -> dict[str, Any]:
     params = model.init(jax.random.key(0), batch_at(text, 0)[:, :-1])['params']
     opt_state = tx.init(params)
-    params = spdf.apply_mask(params, spdf.get_mask(opt_state))  # 3. Once.
+    # 3. Initial zeros.
+    params = spdf.apply_mask(params, spdf.get_mask(opt_state))
     losses = jnp.zeros(steps)
     return {'params': params, 'opt_state': opt_state, 'losses': losses}
 
   @jax.jit
   def step(state: dict[str, Any], i: int, batch: jax.Array) -> dict[str, Any]:
-    masks = spdf.get_masks(state['opt_state'])  # 4. Those of this step.
-    loss, grads = jax.value_and_grad(spdf.skip_zeros(loss_fn))(  # 5. For speed.
+    masks = spdf.get_masks(state['opt_state'])  # 4. Masks of this step.
+    # 5. Faster on CPUs.
+    loss, grads = jax.value_and_grad(spdf.skip_zeros(loss_fn))(
         state['params'], batch, **masks
     )
     updates, opt_state = tx.update(grads, state['opt_state'], state['params'])

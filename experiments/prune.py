@@ -51,8 +51,8 @@ _SEQUENCES = flags.DEFINE_integer(
     flag_values=FLAGS,
 )
 
-_MOST_TOKENS = 2048  # Of a sequence, as in the papers.
-_MOST_EVALUATED = 32  # Sequences.
+_MOST_TOKENS = 2048  # Longest sequence, as in the papers.
+_MOST_EVALUATED = 32  # Number of sequences to evaluate.
 
 Sparsity = one_shot.Sparsity | Mapping[str, float]
 """A fraction of zeros, N:M, or fractions by patterns of paths."""
@@ -66,7 +66,8 @@ def main(argv: list[str]) -> int:
 def _prune() -> str:
   hf_directories.check_other(_MODEL.value, _TO.value, 'to')
   pruner, sparsity = parse(_METHOD.value)
-  processes.keep_freed_memory(largest=2**20)  # Not whole matrices.
+  # Freed matrices are larger, and are returned to the system.
+  processes.keep_freed_memory(largest=2**20)
   loaded, text = prune_model(
       _MODEL.value, pruner, sparsity, _CALIBRATION.value, _SEQUENCES.value
   )

@@ -29,7 +29,8 @@ SMALL = {
 }
 """Modules beside the rooms, which every room may import."""
 EXCEPT = {
-    # What of a lower layer a room does not import, beside all of its own layer.
+    # Packages of a lower layer that a package may not import, in addition to
+    # those of its own layer.
     'data': {'sparsity', 'accelerator'},
 }
 # Where heavy libraries may appear; others only inside functions.
@@ -256,7 +257,7 @@ def run_with_core_only(tmp_path_factory):
 
   def run(code):
     return subprocess.run(
-        [sys.executable, '-S', '-c', code],  # Without site-packages.
+        [sys.executable, '-S', '-c', code],  # -S excludes site-packages.
         env=os.environ | {'PYTHONPATH': str(installed)},
         cwd=installed,
         capture_output=True, text=True, timeout=300, check=False,
@@ -350,7 +351,7 @@ def test_public_functions_are_fully_annotated():
 
 
 FOLDERS = ('spdf_jax', 'experiments', 'configs')
-# Entries of Args and the like that lean on the name before them.
+# Entries of Args that cannot be understood without the name before them.
 LEANING = re.compile(r' {2,}[`*\w.]+: (Of|Its|Whose|Where|It|They|Those)\b')
 # Words for which the project has another one; see CONTRIBUTING.
 BANNED = re.compile(
@@ -391,11 +392,11 @@ def is_function(node):
   )
 
 
-def test_entries_stand_alone():
+def test_entries_of_docstrings_do_not_lean_on_their_name():
   assert of_docstrings(LEANING) == []
 
 
-def test_errors_and_references_are_listed_in_one_form():
+def test_raises_and_references_have_one_format():
   assert of_docstrings(SHOUTING) == []
   assert of_docstrings(re.compile(r' *(Sources?|Reference):')) == []
 
@@ -416,7 +417,7 @@ def test_functions_begin_with_a_verb_in_the_third_person():
   ] == []
 
 
-def test_one_word_is_used_for_one_thing():
+def test_banned_synonyms_are_not_used():
   assert [
       f'{path}:{number}: {line.strip()}'
       for path in paths_in(*FOLDERS)

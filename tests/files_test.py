@@ -13,7 +13,8 @@ from experiments.preparation.files import prepare_files
 from spdf_jax import files
 from tests.tiny_run import make_run
 
-fcntl = pytest.importorskip('fcntl')  # POSIX, as the modes of files.
+# These tests need POSIX, as do the modes of files.
+fcntl = pytest.importorskip('fcntl')
 
 FIELDS = {
     'step': 3, 'rate': 0.1, 'name': 'é\ud800', 'none': None,
@@ -78,7 +79,8 @@ def is_locked(folder):
 
 def test_a_process_may_lock_a_folder_again_and_releases_it_once(tmp_path):
   release = files.lock_folder(tmp_path, 'workdir')
-  files.lock_folder(tmp_path, 'workdir')()  # Does not release the first one.
+  # The second lock does not release the first.
+  files.lock_folder(tmp_path, 'workdir')()
   assert is_locked(tmp_path)
   release()
   assert not is_locked(tmp_path)
@@ -166,7 +168,8 @@ def test_every_flipped_bit_is_found_or_changes_nothing():
       fields = files.unseal(json.loads(damaged), 'a.json')
     except ValueError:
       continue
-    # The same fields, or the name of the digest was changed.
+    # Other fields are accepted only if the flipped bit is in the name of the
+    # digest.
     if fields != FIELDS:
       assert key < bit // 8 < key + 7
       assert {k: fields[k] for k in FIELDS} == FIELDS

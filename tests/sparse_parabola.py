@@ -12,13 +12,15 @@ import numpy as np
 import optax
 
 import spdf_jax as spdf
+from spdf_jax.sparsity.algorithms import largest
+from spdf_jax.sparsity.hard_threshold import threshold_by
 
 SHAPES = {
     'h_0': {'kernel': (8, 12), 'bias': (12,)},
     'h_1': {'kernel': (8, 12), 'bias': (12,)},
     'wte': {'embedding': (5, 8)},
 }
-SIZE = 96  # Of each of the two sparsified kernels.
+SIZE = 96  # Weights of each of the two sparsified kernels.
 TIMES = dict(update_every=3, update_until=12)
 
 
@@ -33,6 +35,9 @@ class Case(NamedTuple):
 
   updates: tuple[int, ...]
   """The steps that change the mask."""
+
+  wrap: Callable[..., optax.GradientTransformationExtraArgs] = spdf.sparsify
+  """`(inner, algorithm, *, key) -> optimizer`."""
 
 
 def evenly(kept):
@@ -114,6 +119,11 @@ CASES = {
         ),
         lambda step: (19 + at(cubic(0.0, 0.8, step)), 19),
         (0, 3, 6, 9, 12),
+    ),
+    'hard_threshold': Case(
+        lambda: largest.largest(spdf.cubic(0.0, 0.8, 9), **TIMES),
+        evenly(lambda step: at(cubic(0.0, 0.8, step))), tuple(range(14)),
+        lambda inner, rule, *, key: threshold_by(inner, rule),
     ),
 }
 

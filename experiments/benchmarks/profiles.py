@@ -221,7 +221,19 @@ def measure_gpu(
 def measure_peak(
     size: int, repeats: int, rng: np.random.Generator
 ) -> Generator[measuring.Row, None, float]:
-  """Yields the rate of bfloat16 products of squares; returns it in FLOP/s."""
+  """Measures the rate of products of square bfloat16 matrices.
+
+  Args:
+    size: Rows and columns of the matrices.
+    repeats: Number of measurements.
+    rng: Source of random numbers.
+
+  Yields:
+    A row with the rate.
+
+  Returns:
+    The median rate, in FLOP/s.
+  """
   a, b = (
       jnp.asarray(rng.standard_normal((size, size), np.float32), jnp.bfloat16)
       for _ in range(2)

@@ -19,7 +19,9 @@ _DIRECTORY = flags.DEFINE_string(
 
 
 def prepare() -> None:
-  """Enables the cache as the flag gives it; call it before compiling.
+  """Enables the compilation cache in the folder of the flag.
+
+  It affects only programs that are compiled later.
 
   The same program of the same jaxlib, for the same devices, is compiled once.
   A program compiled for a CPU depends on its instruction set and number of

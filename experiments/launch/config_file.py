@@ -38,10 +38,9 @@ def define(command_flags: flags.FlagValues) -> flags.FlagHolder:
 
 
 def adopt(command_flags: flags.FlagValues) -> None:
-  """Lets the flag --config define the flags of fields where they are parsed.
+  """Makes --config define the flags --config.FIELD when flags are parsed.
 
-  It also hides the default of the flag in --help; that of a config fills a
-  screen.
+  Also hides the default of --config in --help, since it would fill a screen.
 
   Args:
     command_flags: Flags of the command, with that of its config.

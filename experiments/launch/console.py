@@ -39,7 +39,7 @@ def start(
       return main(argv)
     except app.UsageError:
       raise
-    except (Exception, KeyboardInterrupt) as error:  # Outside of `run`.
+    except (Exception, KeyboardInterrupt) as error:  # Raised outside of `run`.
       return _end(error, begun=True)
 
   app.run(run_main, flags_parser=_parse_flags)
@@ -87,7 +87,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
   """Parses flags; a config field that does not exist is one sentence."""
   try:
     return app.parse_flags_with_usage(argv)
-  except (AttributeError, LookupError, TypeError):  # Those of a ConfigDict.
+  except (AttributeError, LookupError, TypeError):  # Errors of a ConfigDict.
     config_file.check_fields(argv)
     raise
 
@@ -186,7 +186,7 @@ def _keep_traceback(error: BaseException) -> str:
     descriptor, path = tempfile.mkstemp('.txt', 'spdf_jax-')
     with os.fdopen(descriptor, 'w', errors='backslashreplace') as file:
       file.write(lines)
-  except OSError:  # Its disk is full, too.
+  except OSError:  # The disk of temporary files may be full, too.
     sys.stderr.write(lines)
     return 'its traceback is above.'
   return f'its traceback is in {path}.'

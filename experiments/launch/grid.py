@@ -226,7 +226,7 @@ def train(config: Any, workdir: pathlib.Path) -> dict[str, float]:
     return worst
   finally:
     release()
-    jax.clear_caches()  # A process that trains many runs would keep them all.
+    jax.clear_caches()  # Compiled programs of many runs would fill the memory.
   rows = metric_files.read_rows(workdir / 'metrics.jsonl')
   last = metric_files.last_values(rows, early_stop.METRICS)
   return {

@@ -16,7 +16,7 @@ from spdf_jax.runs import markdown
 def measured(
     entries: Sequence[Entry], done: Done, again: bool = False
 ) -> dict[Any, dict[int, Outcome]]:
-  """Collects the outcomes of the judging seeds, by arm and seed.
+  """Collects the outcomes of the seeds that decide claims, by arm and seed.
 
   Args:
     entries: All entries of the pool.
@@ -24,7 +24,8 @@ def measured(
     again: Whether the outcomes are those of repetitions.
 
   Returns:
-    Outcomes of the chosen points, on the seeds that arms are measured on.
+    Outcomes of runs at the chosen hyperparameters, without the seeds that only
+    chose them.
 
   Example:
     >>> from experiments.papers.arms import Arm
@@ -54,7 +55,7 @@ def format_arms(
     done: Done,
     measurements: Mapping[Any, Mapping[int, Outcome]],
 ) -> str:
-  """Formats a table of arms: the chosen point, the loss and the FLOPs.
+  """Formats a table of arms: chosen hyperparameters, loss and FLOPs.
 
   Args:
     entries: All entries.

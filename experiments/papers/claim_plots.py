@@ -34,8 +34,8 @@ def plot_claims(
     findings: Result of `judge`.
 
   Returns:
-    A figure. On the left, the losses of pre-training and of fine-tuning, a
-    point per seed and a line at their mean; on the right, the comparisons,
+    A figure. At the top, the losses of pre-training and of fine-tuning, a
+    point per seed and a line at their mean; at the bottom, the comparisons,
     colored by whether their interval is inside, across or outside the margin,
     a tick at each margin, and the verdict of each claim. Claims in perplexity
     are left out, because their differences are several times those in nats.
@@ -63,13 +63,14 @@ def plot_claims(
   metrics = list(dict.fromkeys(arm.metric for arm in shown))
   counts = [sum(a.metric == m for a in shown) for m in metrics] or [1]
   rows = sum(len(f.claim.comparisons) for f in findings)
-  height = max(0.26 * max(sum(counts) + 3 * len(counts), rows + 5), 3.0)
-  figure = style.new_figure(14, height)
-  left, right = figure.subfigures(1, 2, width_ratios=(1, 1.5))
-  axes = left.subplots(len(counts), height_ratios=counts, squeeze=False)[:, 0]
+  heights = [*counts, max(rows, 1)]
+  # Inches of a row, and of the labels of an axis.
+  height = 0.24 * sum(heights) + 0.65 * len(heights) + 0.5
+  figure = style.new_figure(8, height)
+  *axes, bottom = figure.subplots(len(heights), height_ratios=heights)
   for ax, metric in zip(axes, metrics):
     _plot_losses(ax, [a for a in shown if a.metric == metric], measured)
-  _plot_differences(right.subplots(), findings)
+  _plot_differences(bottom, findings)
   return figure
 
 
@@ -142,7 +143,7 @@ def _plot_differences(ax: Any, findings: Sequence[Finding]) -> None:
   ax.set_ylim(len(rows) - 0.4, -0.6)
   ax.axvline(0, color=style.GREY, linewidth=0.8)
   ax.set_xlabel(
-      'Difference by seed, its mean and 95 % interval\nin '
+      'Difference by seed, its mean and 95 % interval,\nin '
       f'{claims.describe_units(f.claim for f in findings)}'
   )
   style.polish(ax)

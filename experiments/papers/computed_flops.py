@@ -48,7 +48,7 @@ Setting = str | float
 
 @functools.cache
 def parameters_of(preset: str) -> tuple[int, int]:
-  """Returns the parameters of a preset, and those in its hidden matrices.
+  """Counts the parameters of a preset, and those in its hidden matrices.
 
   Example:
     >>> parameters_of('gpt2-small')

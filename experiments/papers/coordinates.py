@@ -76,7 +76,7 @@ def measure(
     seeds: int,
 ) -> dict[float, Changes]:
   """Trains at one width; returns the mean changes over seeds, by density."""
-  step = None  # The first run's, so that all runs compile once.
+  step = None  # All runs share the step of the first, so that it compiles once.
   changes = {}
   for density in densities:
     runs = []

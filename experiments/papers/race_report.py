@@ -29,7 +29,7 @@ class PhaseCost(NamedTuple):
 
 
 def spent(phases: Sequence[PhaseCost], step: float) -> float:
-  """Returns what the first steps of a racer cost.
+  """Returns the cost of the first steps of a run, in the unit of its phases.
 
   Example:
     >>> spent([PhaseCost(10, 1.0), PhaseCost(10, 3.0)], 12)

@@ -59,7 +59,7 @@ def plot_coordinates(rows: list[dict[str, Any]]) -> Any:
   for ax in panels[-1]:
     ax.set_xlabel('Width')
   for ax in panels[:, 0]:
-    ax.set_ylabel('Change, over the base model\'s')
+    ax.set_ylabel('Change over that of the base')
   panels[0, 0].legend(frameon=False, fontsize=8)
   return figure
 

@@ -175,7 +175,7 @@ GROWTH_METHODS = (
 
 
 def grown(method: str, sparsity: float) -> Arm:
-  """Returns an arm of the scale growth, of width 96."""
+  """Returns an arm of width 96, for the scale `growth`."""
   return Arm(method, sparsity, size='w96')
 
 

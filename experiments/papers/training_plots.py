@@ -113,7 +113,7 @@ def _draw_losses(
     ends.append((steps[-1], losses[-1], 'dense, as long', style.COLORS[2]))
     settled.append(losses[-1])
   if settled:
-    # The limits exclude the steep start, as the saw teeth are small beside it.
+    # The limits exclude the steep start, which would hide the saw teeth.
     low, high = min(settled), max(settled)
     room = max(high - low, 1e-3)
     ax.set_ylim(low - 0.06 * room, high + 0.1 * room)

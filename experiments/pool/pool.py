@@ -190,7 +190,7 @@ def choose(entry: Entry, done: Done) -> dict[str, Any] | None:
 
 
 def without_choice(entries: Sequence[Entry], done: Done) -> set[Arm]:
-  """Returns the arms whose grids have run without a point to choose.
+  """Returns the arms of which every run of the grid diverged.
 
   Arms that take their rate or start from one of these are included.
 
@@ -214,7 +214,10 @@ def without_choice(entries: Sequence[Entry], done: Done) -> set[Arm]:
 def choose_all(
     entries: Sequence[Entry], done: Done
 ) -> dict[Arm, dict[str, Any] | None]:
-  """Chooses the point of every arm; `rate_of` gives an arm that of another."""
+  """Chooses hyperparameters for every arm; see `choose`.
+
+  An arm with `rate_of` takes those of the arm that it names.
+  """
   chosen = {
       entry.arm: choose(entry, done)
       for entry in entries if entry.arm.rate_of is None

@@ -18,7 +18,7 @@ from spdf_jax import files
 _LLM_C = {20240520: '<u2', 20240801: '<u4'}
 _LLM_C_HEADER = 1024  # bytes
 _PIECE = 1 << 20  # Characters or tokens of a part of a long document.
-_FIELDS = 5  # Named of a line that has no text.
+_FIELDS = 5  # Most fields that an error about a line without text names.
 _FEW = 1000  # Documents before the share of faults is checked.
 _AGAIN = 'download it again.'
 

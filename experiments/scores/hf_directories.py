@@ -21,7 +21,7 @@ def rewrite(
     dtype: str = 'float32',
     vocab_size: int | None = None,
 ) -> str:
-  """Writes a model with what the files of its directory state beside it.
+  """Writes a model with the tokenizer and other settings of its directory.
 
   Args:
     loaded: The model; without a mask, that of its zeros is written.
@@ -56,9 +56,10 @@ def check_other(
 
 
 def stated(directory: str | os.PathLike[str]) -> dict[str, Any]:
-  """Returns what a directory's files state beside the model.
+  """Reads the settings of a directory that are not part of the model.
 
-  Ids that begin and end a text, and other fields of generation_config.json.
+  These are the ids that begin and end a text, and the other fields of
+  generation_config.json.
   """
   fields = tensors.read_json(pathlib.Path(directory, tensors.CONFIG))
   path = pathlib.Path(directory, tensors.GENERATION)

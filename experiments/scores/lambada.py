@@ -60,7 +60,7 @@ def read_lambada(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
 def last_word(
     tokenizer: Tokenizer, context: str, word: str
 ) -> Continuation:
-  """Returns all tokens of the last word as target, as EleutherAI's harness.
+  """Returns all tokens of the last word as target, as lm-eval does.
 
   Args:
     tokenizer: Tokenizer of the model.
@@ -85,7 +85,7 @@ def last_word(
 def last_token(
     tokenizer: Tokenizer, context: str, word: str
 ) -> Continuation:
-  """Returns the last token as target, as Megatron-LM's non-strict evaluation.
+  """Returns the last token as target, as Megatron-LM does unless strict.
 
   Args:
     tokenizer: Tokenizer of the model.

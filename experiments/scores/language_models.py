@@ -220,7 +220,7 @@ def open_listed(
           lambda m: m if m.mean() <= 1 - least_sparsity else None, mask
       )
       params = list_params(params, mask, dtype=dtype)
-      if config.dtype == 'float16':  # Lists have no products in it.
+      if config.dtype == 'float16':  # Listed matrices do not support float16.
         config = dataclasses.replace(config, dtype='float32')
     config = dataclasses.replace(config, lowering=lowerings.NATIVE)
   else:

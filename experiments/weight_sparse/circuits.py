@@ -213,7 +213,7 @@ def smallest(
     prompts: Prompts,
     target: float,
 ) -> Circuit | None:
-  """Returns the circuit of the fewest first nodes that reach a loss.
+  """Returns the smallest circuit found that reaches a loss.
 
   Args:
     model: The model.

@@ -1,4 +1,4 @@
-"""Figures of experiments.readable: losses over kept weights, circuits."""
+"""Figures of weight-sparse GPTs: losses over kept weights, circuits."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

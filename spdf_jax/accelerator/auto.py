@@ -78,12 +78,15 @@ def choose(
 def describe(
     lowering: str, x: jax.Array, shape: Sequence[int]
 ) -> tuple[str, str]:
-  """Returns the kernels of a product and why it is dense, one of them ''.
+  """Describes the kernels of a product, or the reason why it is dense.
 
   Args:
     lowering: Name of the lowering.
     x: As for `choose`.
     shape: As for `choose`.
+
+  Returns:
+    The kernels and the reason; one of the two is `''`.
   """
   if lowering != AUTO:
     return lowering, ''

@@ -267,7 +267,7 @@ def _equally_varying(*args: jax.Array) -> list[jax.Array]:
   ]
 
 
-# The two families.
+# Primitives for dense weights and for packed weights.
 
 sparse_matmul_p = lowerings.define_primitive(
     'sparse_matmul', reference.sparse_matmul

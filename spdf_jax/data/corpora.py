@@ -36,7 +36,7 @@ CACHE_DIR = '~/.cache/spdf_jax'
 # Increment it when the tokens change for an unchanged interpreter.
 _RECIPE_VERSION = 1
 
-_LARGEST_VERIFIED = 1 << 32  # Bytes, which take some seconds to read.
+_LARGEST_VERIFIED = 1 << 32  # Bytes; reading as many takes some seconds.
 
 _SMALL_FILES = ('tokenizer.json', *(f'{split}.json' for split in SPLITS))
 _LARGE_FILES = tuple(f'{split}.bin' for split in SPLITS)

@@ -39,7 +39,7 @@ WRITER = 'spdf_jax'
 """Entry of the metadata of a file that `write_tensors` wrote."""
 
 _TORCH = 'pytorch_model.bin'
-_MOST_TENSORS = 100_000  # Models of 10,000 layers have that many.
+_MOST_TENSORS = 100_000  # A model of 10,000 layers has as many.
 _VALUES, _BITS = '.values', '.bits'
 _CODES = {
     'bool': 'BOOL', 'uint8': 'U8', 'float16': 'F16', 'bfloat16': 'BF16',
@@ -270,7 +270,7 @@ def unpack_tensors(
 
 
 def parts_of(name: str) -> tuple[str, str, str]:
-  """Returns the names in the file of which a tensor has the first, or others.
+  """Returns the names in a file of a dense tensor, and of its packed parts.
 
   Example:
     >>> parts_of('w')

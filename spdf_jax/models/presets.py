@@ -44,7 +44,7 @@ PRESETS = {
     'cerebras-gpt-13b': _gpt(40, 40, 5120, activation='gelu'),
     # Dynamic sparsity, Cerebras, 2024: "Llama2 1.3B" without grouped queries.
     # Its sizes are our choice, since the post has them only in an image.
-    'llama-1.3b': _llama(24, 16, 2048, 5504),  # ours
+    'llama-1.3b': _llama(24, 16, 2048, 5504),  # our choice of sizes
     # Touvron et al., Llama 2, section 2.2, and Llama, table 2.
     'llama2-7b': _llama(32, 32, 4096, 11008),
 }

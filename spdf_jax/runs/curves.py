@@ -141,7 +141,7 @@ def seconds_at(run: RunRecord, step: int) -> float:
 def spent_before(
     source: str, earlier: RunRecord, step: int, *, resumed: bool
 ) -> SpentBefore:
-  """Returns what a checkpoint took, for a run that starts from it.
+  """Returns the cost of a checkpoint, for a run that starts from it.
 
   Args:
     source: The checkpoint, as the config of the run names it.

@@ -112,7 +112,7 @@ _OF_MISSING = (
 def by_text(
     runs: Mapping[str, RunRecord],
 ) -> dict[str, dict[str, RunRecord]]:
-  """Groups runs by the tokens of which their validation loss is the mean.
+  """Groups runs whose validation losses are means over the same tokens.
 
   Args:
     runs: Runs by label.

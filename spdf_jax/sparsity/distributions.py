@@ -327,7 +327,10 @@ def model_wide(params: PyTree, sparsity: float) -> ModelWide:
 def for_kernels(
     distribution: Distribution, make: Callable[[Distribution], T]
 ) -> Callable[[Mapping[str, Sequence[int]]], T] | None:
-  """Returns `make` for kernels of given sizes; `None` if they do not matter."""
+  """Returns a function from the sizes of kernels to `make` of a distribution.
+
+  `None` if the distribution does not depend on the sizes.
+  """
   takes_kernels: Any = distribution
   if 'kernels' not in inspect.signature(distribution).parameters:
     return None

@@ -8,18 +8,14 @@ import jax
 import optax
 
 from spdf_jax.sparsity import age
-from spdf_jax.sparsity import selection
-from spdf_jax.sparsity import selectors
 from spdf_jax.sparsity import sparsify as sparsifying
-from spdf_jax.sparsity import trees
-from spdf_jax.sparsity.algorithms import algorithm as algorithms
 from spdf_jax.sparsity.algorithms import largest
 from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.distributions import Distribution
 from spdf_jax.sparsity.schedules import UpdateEvery
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.state import check_dense
-from spdf_jax.sparsity.state import check_state
+from spdf_jax.sparsity.state import check_update
 from spdf_jax.sparsity.state import SparsifyState
 from spdf_jax.sparsity.structures import Structure
 
@@ -128,73 +124,45 @@ def threshold_by(
   Returns:
     The sparse optimizer.
   """
-  where = selectors.hidden_matrices if where is None else where
   # A threshold has no randomness; the key fills its place in the state.
-  sparse = sparsifying.sparsify(inner, rule, where=where, key=0)
-
-  def init_fn(params):
-    state = sparse.init(params)
-    _check_ages(state)
-    return state
-
+  arguments = sparsifying.Arguments.create(inner, rule, where, key=0)
   return optax.GradientTransformationExtraArgs(
-      init_fn,
-      functools.partial(
-          _update, optax.with_extra_args_support(inner), rule, where
-      ),
+      functools.partial(_init, arguments), functools.partial(_update, arguments)
   )
 
 
-def _update(
-    inner: optax.GradientTransformationExtraArgs,
-    rule: Algorithm,
-    where: Where,
-    updates: PyTree,
-    state: SparsifyState,
-    params: PyTree | None = None,
-    **extra_args: Any,
-) -> tuple[PyTree, SparsifyState]:
-  """Updates all weights, then removes all but the largest."""
-  if params is None:
-    raise ValueError(
-        'hard_threshold needs params: call tx.update(grads, opt_state, params).'
-    )
-  check_state(state)
-  check_dense(state)
-  updates, inner_state = inner.update(
-      updates, state.inner_state, params, **extra_args,
-      **age.mask_argument(state.inner_state, state.mask),
-  )
-  axes = selection.select(where, params)
-  fitted = algorithms.for_kernels(rule, selection.kernel_sizes(params, axes))
-
-  def next_mask(count, mask, weights):
-    mask, weights = (
-        selection.to_layers(tree, params, axes) for tree in (mask, weights)
-    )
-    key, no_grads = jax.random.key(0), weights  # Which no rule reads.
-    return selection.from_layers(
-        fitted.update(key, count, mask, weights, no_grads), params, axes
-    )
-
-  # Ranked as they are applied, rounded to the dtype of the parameters.
-  weights = selection.selected(
-      optax.apply_updates(params, updates), params, axes
-  )
-  mask = trees.auto_axes(next_mask, state.mask)(
-      state.count, state.mask, weights
-  )
-  return sparsifying.remove_pruned(updates, params, mask), state._replace(
-      count=optax.safe_increment(state.count), mask=mask,
-      inner_state=inner_state,
-  )
-
-
-def _check_ages(state: SparsifyState) -> None:
-  """Raises ValueError if weights of `inner` have ages."""
+def _init(
+    arguments: sparsifying.Arguments, params: PyTree
+) -> SparsifyState:
+  state = sparsifying.init(arguments, params)
   is_age = lambda x: isinstance(x, age.AgeState)
   if any(map(is_age, jax.tree.leaves(state.inner_state, is_leaf=is_age))):
     raise ValueError(
         'with_age is inside hard_threshold, under which the moments of pruned '
         'weights never restart; leave it out.'
     )
+  return state
+
+
+def _update(
+    arguments: sparsifying.Arguments,
+    updates: PyTree,
+    state: SparsifyState,
+    params: PyTree | None = None,
+    **extra_args: Any,
+) -> tuple[PyTree, SparsifyState]:
+  """Updates all weights, then removes all but the largest."""
+  check_update('hard_threshold', state, params)
+  check_dense(state)
+  updates, inner_state = arguments.inner.update(
+      updates, state.inner_state, params, **extra_args,
+      **age.mask_argument(state.inner_state, state.mask),
+  )
+  # Ranked as they are applied, rounded to the dtype of the parameters. The rule
+  # reads no gradients; the weights fill their place.
+  weights = optax.apply_updates(params, updates)
+  mask = sparsifying.next_mask(arguments, True, weights, state, weights)
+  return sparsifying.remove_pruned(updates, params, mask), state._replace(
+      count=optax.safe_increment(state.count), mask=mask,
+      inner_state=inner_state,
+  )

@@ -27,8 +27,9 @@ Sparsity = float | str
 """The fraction of zeros of a matrix in [0, 1), or N:M as `'2:4'`: the number of
 kept weights of every M consecutive inputs of an output."""
 
-_MOST_DAMPING = 1e3  # Times that of the caller, in steps of ten.
-_ROWS = 512  # Of a Cholesky factor, computed at a time.
+# Largest factor of the caller's damping; it is raised tenfold.
+_MOST_DAMPING = 1e3
+_ROWS = 512  # Rows of a Cholesky factor that are computed at a time.
 
 
 class Pruner(NamedTuple):

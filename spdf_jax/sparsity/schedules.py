@@ -71,7 +71,7 @@ def cubic(
 
 
 def rising(sparsity: PyTree, steps: int) -> PyTree:
-  """Returns a sparsity whose numbers rise from 0, by `cubic`.
+  """Replaces numbers in a sparsity by `cubic` schedules that rise from 0.
 
   Args:
     sparsity: A number, a schedule, or a tree of those.

@@ -25,7 +25,7 @@ from spdf_jax.sparsity.algorithms.algorithm import Algorithm
 from spdf_jax.sparsity.revival import Revival
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.state import check_not_nested
-from spdf_jax.sparsity.state import check_state
+from spdf_jax.sparsity.state import check_update
 from spdf_jax.sparsity.state import SparsifyState
 
 PyTree = Any
@@ -131,20 +131,14 @@ def sparsify(
     >>> int((params['w'] == 0).sum())
     12
   """
-  _check_types(inner, algorithm, revive)
-  where = selectors.hidden_matrices if where is None else where
-  selection.selector_of(where)
-  arguments = _Arguments(
-      optax.with_extra_args_support(inner), algorithm, where,
-      masks.typed_key(key), revive,
-  )
+  arguments = Arguments.create(inner, algorithm, where, key, revive)
   tx = optax.GradientTransformationExtraArgs(
-      functools.partial(_init, arguments), functools.partial(_update, arguments)
+      functools.partial(init, arguments), functools.partial(_update, arguments)
   )
-  return tracking.track_masks(tx, algorithm, where) if track else tx
+  return tracking.track_masks(tx, algorithm, arguments.where) if track else tx
 
 
-class _Arguments(NamedTuple):
+class Arguments(NamedTuple):
   """The arguments of `sparsify`, with defaults and a typed key."""
 
   inner: optax.GradientTransformationExtraArgs
@@ -152,6 +146,20 @@ class _Arguments(NamedTuple):
   where: Where
   key: jax.Array
   revive: Revival | None
+
+  @classmethod
+  def create(
+      cls, inner: optax.GradientTransformation, algorithm: Algorithm,
+      where: Where | None, key: int | jax.Array, revive: Revival | None = None,
+  ) -> 'Arguments':
+    """Returns the arguments, or raises TypeError or ValueError."""
+    _check_types(inner, algorithm, revive)
+    where = selectors.hidden_matrices if where is None else where
+    selection.selector_of(where)
+    return cls(
+        optax.with_extra_args_support(inner), algorithm, where,
+        masks.typed_key(key), revive,
+    )
 
   def fitted(self, params: PyTree, axes: list[Any]) -> Algorithm:
     """Returns the algorithm for the kernels of convolutions in `params`."""
@@ -166,7 +174,7 @@ class _Arguments(NamedTuple):
     )
 
 
-def _init(arguments: _Arguments, params: PyTree) -> SparsifyState:
+def init(arguments: Arguments, params: PyTree) -> SparsifyState:
   """Makes the first mask, and the state of the optimizer on masked weights."""
   algorithm = arguments.algorithm
   axes = selection.select(arguments.where, params)
@@ -201,18 +209,14 @@ def _init(arguments: _Arguments, params: PyTree) -> SparsifyState:
 
 
 def _update(
-    arguments: _Arguments,
+    arguments: Arguments,
     updates: PyTree,
     state: SparsifyState,
     params: PyTree | None = None,
     **extra_args: Any,
 ) -> tuple[PyTree, SparsifyState]:
   """Updates the mask, then the kept weights, and removes the pruned ones."""
-  if params is None:
-    raise ValueError(
-        'sparsify needs params: call tx.update(grads, opt_state, params).'
-    )
-  check_state(state)
+  check_update('sparsify', state, params)
   inner, algorithm, *_ = arguments
   if packing.is_packed(state.mask):
     return storage.update_packed(
@@ -222,7 +226,7 @@ def _update(
   update_now = algorithm.update_at(state.count)
   mask = state.mask
   if update_now is not False:
-    mask = _next_mask(arguments, update_now, updates, state, params)
+    mask = next_mask(arguments, update_now, updates, state, params)
   updates, inner_state = _update_kept(
       arguments, updates, state, params, mask, **extra_args
   )
@@ -244,7 +248,7 @@ def _update(
 
 
 def _with_next_algorithm_state(
-    arguments: _Arguments, grads: PyTree, state: SparsifyState, params: PyTree
+    arguments: Arguments, grads: PyTree, state: SparsifyState, params: PyTree
 ) -> SparsifyState:
   """Updates the state of the algorithm, if it has one."""
   update_state = arguments.algorithm.update_state
@@ -259,14 +263,26 @@ def _with_next_algorithm_state(
   ))
 
 
-def _next_mask(
-    arguments: _Arguments,
-    update_now: jax.Array,
+def next_mask(
+    arguments: Arguments,
+    update_now: jax.Array | bool,
     grads: PyTree,
     state: SparsifyState,
     params: PyTree,
 ) -> PyTree:
-  """Returns the mask of this step, updated if `update_now`."""
+  """Returns the mask of this step, updated if `update_now`.
+
+  Args:
+    arguments: The arguments of `sparsify`.
+    update_now: Whether to update it; `True`: without a condition in the step.
+    grads: Gradients; those of pruned weights count where the state asks for
+      them.
+    state: The state before the step.
+    params: The weights of which the algorithm makes the mask.
+
+  Returns:
+    The mask.
+  """
   axes = selection.select(arguments.where, params)
 
   def updated(key, count, state, *given):
@@ -287,13 +303,15 @@ def _next_mask(
         _seen(selection.selected(grads, params, axes), state),
     )
 
+  if update_now is True:
+    return new_mask()
   # The cond returns masks only, because a cond that returned the optimizer
   # state would copy it at every step.
   return jax.lax.cond(update_now, new_mask, lambda: state.mask)
 
 
 def _update_kept(
-    arguments: _Arguments,
+    arguments: Arguments,
     grads: PyTree,
     state: SparsifyState,
     params: PyTree,

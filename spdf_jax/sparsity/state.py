@@ -58,6 +58,24 @@ def check_state(opt_state: PyTree) -> None:
       )
 
 
+def check_update(name: str, state: PyTree, params: PyTree | None) -> None:
+  """Raises ValueError if an `update` got no parameters or a changed state.
+
+  Args:
+    name: Name of the transformation.
+    state: Its state.
+    params: The parameters that it got.
+
+  Raises:
+    ValueError: the parameters are `None`, or see `check_state`.
+  """
+  if params is None:
+    raise ValueError(
+        f'{name} needs params: call tx.update(grads, opt_state, params).'
+    )
+  check_state(state)
+
+
 def check_not_nested(inner_state: PyTree) -> None:
   """Raises ValueError if the state of an inner optimizer holds a mask.
 
@@ -275,7 +293,7 @@ def densify(opt_state: PyTree) -> PyTree:
 
 
 def check_dense(opt_state: PyTree) -> None:
-  """Raises ValueError if `pack_state` stores an optimizer state compactly."""
+  """Raises ValueError if an optimizer state was packed by `pack_state`."""
   if packing.is_packed(stored_mask(opt_state)):
     raise ValueError(
         'the optimizer state is stored compactly; unpack it first, with '

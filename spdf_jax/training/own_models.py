@@ -199,7 +199,8 @@ def _of_linen(sizes: OwnSizes, make: Callable[..., Any]) -> OwnModel:
 
 
 def _of_nnx(sizes: OwnSizes, make: Callable[..., Any]) -> OwnModel:
-  from flax import nnx  # Its import takes a tenth of the time of --help.
+  # Imported late, since it would take a tenth of the time of --help.
+  from flax import nnx
 
   made = lambda key: _pair(make(rngs=nnx.Rngs(key)))
   where: list[Where] = []

@@ -124,7 +124,7 @@ CONFIGS = {
 
 
 def products(dtype, name='gpt'):
-  # The attention of CPUs, without that of other platforms beside it.
+  # Only the attention of CPUs, without a branch for other platforms.
   model = models.model_of(dataclasses.replace(
       CONFIGS[name], dtype=dtype, attention='blocks'
   ))
@@ -184,6 +184,7 @@ def test_the_policy_saves_products_without_batch():
     text = str(jax.make_jaxpr(jax.grad(lambda x: f(x).sum()))(x))
     return text.count('bf16_einsum[')
 
-  # The product, and the gradient of x; without saving, also a second product.
+  # One call is the product, one the gradient of x; without the policy the
+  # product is computed twice.
   assert saved('ik,kj->ij', normal((4, 8))) == 2
   assert saved('ki,kj->kij', normal((8, 4))) == 3

@@ -24,7 +24,7 @@ from spdf_jax.training.step import mesh as meshes
 from tests import tiny_run
 
 CUDNN = ('__cudnn$fmhaSoftmax', '__cudnn$fmhaSoftmaxBackward')
-HISTOGRAM = 'tensor<2048xi32>'  # Of the top-k of CPUs.
+HISTOGRAM = 'tensor<2048xi32>'  # Counts of the top-k on CPUs.
 TIMES = dict(update_every=2, update_until=4)
 ALGORITHMS = {
     'static': dict(name='static', sparsity=0.75),

@@ -125,7 +125,7 @@ def test_a_measurement_that_cannot_be_cached_is_used(
 @pytest.mark.parametrize('vendor, wanted', [
     ('GenuineIntel with AMX', 0.2), ('AuthenticAMD', 0.3), ('Unheard', 0.1),
 ])
-def test_vector_kernels_use_blocks_at_least_where_they_use_other_masks(
+def test_the_crossover_of_block_masks_is_at_most_that_of_other_masks(
     on_processor, monkeypatch, vendor, wanted
 ):
   on_processor(vendor, 'avx512')
@@ -182,7 +182,7 @@ def test_blocks_are_recognized_in_the_structures_of_a_run(
     (dict(name='gmp', sparsity=0.75, update_every=1, update_until=4), True),
     (dict(name='gmp', sparsity=0.3, update_every=1, update_until=4), False),
 ])
-def test_a_plan_below_the_crossover_has_no_branch(
+def test_a_plan_below_the_crossover_has_no_branch_to_kernels(
     algorithm, uses_kernels, on_processor
 ):
   on_processor('AuthenticAMD', 'avx512bf16')
@@ -200,7 +200,7 @@ def test_a_plan_below_the_crossover_has_no_branch(
     ]), False),
     (DENSE, True),
 ])
-def test_groups_that_stay_dense_consist_of_blocks(algorithm, wanted):
+def test_a_partition_with_dense_groups_has_block_masks(algorithm, wanted):
   assert training.step.matmul.are_in_blocks([algorithm], 64) is wanted
 
 
@@ -243,7 +243,7 @@ def test_kernels_are_used_beyond_the_last_sparsity_at_which_they_lose(
   assert wanted - 0.01 < limit < wanted or limit == wanted == crossovers.NEVER
 
 
-def test_a_measurement_here_ends_in_a_usable_number():
+def test_the_crossover_measured_on_this_machine_is_positive():
   limit = crossovers.measure_crossover('float32', 64, 64)
   assert 0 < limit <= crossovers.NEVER
 
@@ -258,14 +258,14 @@ def test_a_measurement_here_ends_in_a_usable_number():
     ('vendor_id\t: AuthenticAMD\n', 'AuthenticAMD'),
     ('', 'unknown'),
 ])
-def test_processors_are_named_by_vendor_and_what_decides_speed(
+def test_the_name_of_a_processor_has_its_vendor_and_vector_instructions(
     monkeypatch, lines, wanted
 ):
   monkeypatch.setattr(processor, 'cpuinfo', lambda: lines)
   assert processor.vendor() == wanted
 
 
-def test_blocks_are_for_gpus_and_tpus(monkeypatch):
+def test_blocks_are_refused_except_on_nvidia_gpus_and_tpus(monkeypatch):
   check = training.step.matmul.check_devices
   refuse("matmul is 'blocks-128', whose kernels", check, 'blocks-128', 1)
   monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')

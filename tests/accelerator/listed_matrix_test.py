@@ -139,7 +139,7 @@ def test_infinite_inputs_affect_only_outputs_that_keep_their_weights():
 
 
 @needs_kernels
-def test_starts_beyond_the_values_are_refused():
+def test_a_listed_matrix_whose_starts_exceed_its_values_is_refused():
   x, w, mask = draw(0, 2, 20, 30, 0.5)
   w = list_matrix(w, mask)
   for starts in (w.starts + 1, w.starts[::-1].copy(), w.starts - 1):
@@ -149,7 +149,7 @@ def test_starts_beyond_the_values_are_refused():
 
 
 @pytest.mark.parametrize('axes', [(1, None), (1, 0)])
-def test_vmap_over_either_operand_is_a_loop(axes):
+def test_vmap_over_either_operand_equals_a_loop(axes):
   x, w, mask = draw(0, 3 * 4, 6, 5, 0.5)
   x = x.reshape(3, 4, 6)
   rng = np.random.default_rng(1)
@@ -191,7 +191,7 @@ def test_operands_that_do_not_fit_a_listed_matrix_are_refused(
   refuse(message, call, w, w != 0, error=error)
 
 
-def test_axes_that_alternate_are_refused():
+def test_weights_with_inputs_between_outputs_cannot_be_listed():
   w = np.ones((2, 3, 4), np.float32)
   where = {'w': MatrixAxes(1, (0, 2))}
   with pytest.raises(ValueError, match=r"'w' of shape \[2, 3, 4\] .* cannot"):
@@ -239,7 +239,7 @@ def test_a_listed_model_multiplies_by_no_hidden_matrix():
   assert 'f32[16,24]' not in text and 'f32[24,16]' not in text
 
 
-def test_another_width_and_a_changing_mask_are_refused():
+def test_a_listed_model_refuses_masks_and_another_width():
   params, mask = make_sparse_params(GPT, 0.7)
   listed = list_params(params, mask)
   tokens = np.array([[3, 1]])

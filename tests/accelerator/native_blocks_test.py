@@ -198,7 +198,7 @@ def draw_for_order(dtype):
 
 
 @with_dtypes
-def test_sums_have_one_order_whether_packed_or_alone(dtype):
+def test_packed_and_single_products_have_the_same_bits(dtype):
   draw = draw_for_order(dtype)
   (y, dx, dw), alone, packed, packed_alone = jax.tree.map(
       wide, results(draw)
@@ -251,7 +251,7 @@ def check_avx2():
   for seed in range(12):
     check(Draw(seed, dtype='float32'))
   check_large('float32', *LARGE)
-  test_sums_have_one_order_whether_packed_or_alone('float32')
+  test_packed_and_single_products_have_the_same_bits('float32')
   print('avx2')
 
 
@@ -260,12 +260,12 @@ def check_avx2():
     native.is_available() and native.kernels() == 'portable',
     reason='this processor has no AVX2',
 )
-def test_kernels_of_avx2_compute_what_numpy_does_within_derived_bounds():
+def test_kernels_of_avx2_equal_numpy_within_derived_bounds():
   code = f'{IMPORT}; test.check_avx2()'
   assert 'avx2' in run_python(code, SPDF_NATIVE_KERNELS='avx2')
 
 
-# Tiles.
+# Matrix units (AMX tiles), emulated.
 
 
 @pytest.fixture(scope='module')
@@ -293,25 +293,26 @@ def check_emulated(seeds):
   for seed in seeds:
     check(Draw(seed))
   check_large('bfloat16', 'y', 'dx')
-  # Tiles sum first and second terms of pairs apart, vectors in turn.
+  # Tiles add the first and second terms of pairs separately, vector kernels in
+  # alternation.
   x = np.zeros((1, SIDE), np.float32)
   x[0, :3] = 2.0**30, 1, -2.0**30
   w, mask = np.ones((SIDE, SIDE), np.float32), np.ones((SIDE, SIDE), bool)
   x, w = jnp.asarray(x, 'bfloat16'), jnp.asarray(w, 'bfloat16')
   y = sparse_matmul(x, w, mask, lowering=NATIVE)
   np.testing.assert_array_equal(wide(y), 1)
-  test_sums_have_one_order_whether_packed_or_alone('bfloat16')
+  test_packed_and_single_products_have_the_same_bits('bfloat16')
   print('emulated')
 
 
 @pytest.mark.process
-def test_tiles_compute_what_numpy_does_within_derived_bounds(emulating):
+def test_emulated_tiles_equal_numpy_within_derived_bounds(emulating):
   code = f'{IMPORT}; test.check_emulated(range(12))'
   assert 'emulated' in run_python(code, **emulating)
 
 
 @pytest.mark.slow
-def test_tiles_compute_500_draws_within_derived_bounds(emulating):
+def test_emulated_tiles_of_500_draws_equal_numpy_within_bounds(emulating):
   code = IMPORT + '; test.check_emulated(range({}, {}))'
   for first in range(100, 600, 50):
     assert 'emulated' in run_python(

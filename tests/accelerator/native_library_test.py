@@ -104,7 +104,7 @@ def test_a_cache_that_cannot_be_written_is_reported(use, tmp_path):
   refuse_to_build(f'{tmp_path}/cache.* cannot be written')
 
 
-def test_other_values_of_the_variable_are_refused(monkeypatch):
+def test_unknown_values_of_spdf_native_are_refused(monkeypatch):
   monkeypatch.setenv('SPDF_NATIVE', 'maybe')
   refuse("SPDF_NATIVE is 'maybe'; set it to 0, ", native.is_available)
 
@@ -241,7 +241,7 @@ def test_a_library_without_the_functions_is_reported(
 
 
 @pytest.mark.process
-def test_the_library_is_not_built_if_the_variable_is_off(tmp_path):
+def test_the_library_is_not_built_if_spdf_native_is_off(tmp_path):
   out, err, code = run(IS_AVAILABLE, tmp_path / 'cache', SPDF_NATIVE=0)
   assert (out, code) == ('False False\n', 0), err
   assert 'native kernels' not in err  # Disabled kernels need no warning.

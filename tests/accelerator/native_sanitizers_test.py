@@ -17,7 +17,7 @@ EMULATION = [
     '-DSPDF_TILES_PERMITTED=1',
     f'-DSPDF_EMULATED_TILES="{DRIVER.with_name("emulated_tiles.h")}"',
 ]
-SECONDS = 600  # of patience for one process, on a busy machine.
+SECONDS = 600  # Timeout of a process on a busy machine.
 
 
 def run(command):

@@ -88,7 +88,7 @@ def make_case(seed, tokens, inputs, outputs, sparsity, skew, wanted):
 
 
 def assert_close(actual, wanted, dtype='float32'):
-  # Of bfloat16: y, its cotangent, a product and its cotangent are rounded.
+  # In bfloat16 y, its cotangent, a product and its cotangent are rounded.
   tolerance = 2e-6 if dtype == 'float32' else 4 * ROUNDING
   primitives_test.assert_close(actual, wanted, tolerance)
 
@@ -100,7 +100,8 @@ def check(case, dtype='float32'):
 
   def with_gradients_alone(x, w, mask, grad_mask, c, *directions):
     y, both, hvp = everything(x, w, mask, grad_mask, c, *directions)
-    # By y, so that each is one product and not part of the call for both.
+    # Differentiates each operand alone, so that neither is part of the joint
+    # call.
     cy = c * y
     of_x = jax.vjp(lambda x: multiply(x, w, mask), x)[1](cy)
     of_w = jax.vjp(lambda w: multiply(x, w, mask, grad_mask=grad_mask), w)[1](
@@ -190,12 +191,12 @@ EDGES = [
 
 @with_dtypes
 @pytest.mark.parametrize('edge', EDGES[::2])
-def test_edges_of_vectors_blocks_and_regions_are_right(edge, dtype):
+def test_sizes_near_those_of_vectors_and_blocks_equal_numpy(edge, dtype):
   check(make_case(0, *edge), dtype)
 
 
 @with_dtypes
-def test_results_that_outgrow_caches_are_right(dtype):
+def test_results_larger_than_caches_equal_numpy(dtype):
   rng = np.random.default_rng(0)
   features = 1030  # Some rows begin where a vector may be streamed.
   tokens = 2**24 // (jnp.dtype(dtype).itemsize * 1024) + 3
@@ -221,7 +222,7 @@ def check_packed(case, spare=0, dtype='float32'):
   packed = packing.pack_mask(jnp.asarray(case.mask))
   kept = int(case.mask.sum())
   values = np.full(max(1, kept) + spare, np.nan, np.float32)
-  values[:kept] = case.w[case.mask]  # Those after the last are not read.
+  values[:kept] = case.w[case.mask]  # Further values are not read.
   case.grad_mask = case.mask
 
   def everything(x, values, packed, c):
@@ -241,7 +242,7 @@ def check_packed(case, spare=0, dtype='float32'):
 
 @with_dtypes
 @pytest.mark.parametrize('spare, edge', [*enumerate(EDGES[1::2])])
-def test_packed_weights_are_right_at_edges(spare, edge, dtype):
+def test_packed_weights_equal_numpy_at_edge_sizes(spare, edge, dtype):
   check_packed(make_case(2, *edge), spare, dtype)
 
 
@@ -286,7 +287,7 @@ def test_a_gradient_of_packed_weights_takes_two_calls():
   ]
 
 
-def test_both_gradients_take_one_product_and_one_call():
+def test_the_product_and_both_gradients_take_one_kernel_call_each():
   assert calls(gradient(CASE), *operands(CASE)) == [
       'spdf_sparse_matmul', 'spdf_sparse_matmul_backward'
   ]
@@ -320,7 +321,7 @@ def test_repeated_calls_agree_in_every_bit():
 
 
 @with_dtypes
-def test_nan_and_infinity_on_the_mask_do_propagate(dtype):
+def test_nan_and_infinity_in_kept_weights_propagate(dtype):
   rng = np.random.default_rng(0)
   x = rng.uniform(1, 2, (20, 40)).astype(np.float32)
   w = rng.uniform(1, 2, (40, 30)).astype(np.float32)
@@ -332,14 +333,15 @@ def test_nan_and_infinity_on_the_mask_do_propagate(dtype):
   f = lambda x, w: multiply(x, w, mask, dtype=dtype)
   y, pullback = jax.vjp(f, x, w)
   wanted = x @ np.where(mask, w, 0)
-  wanted[5] = x[5, 1:] @ np.where(mask, w, 0)[1:]  # An off-mask NaN token.
+  # A NaN in x[5, 0] reaches only output 11, whose weight is kept.
+  wanted[5] = x[5, 1:] @ np.where(mask, w, 0)[1:]
   wanted[5, 11] = np.nan
   rounding = 0 if dtype == 'float32' else ROUNDING
   np.testing.assert_allclose(y, wanted, rtol=1e-5 + rounding)
   dx, dw = pullback(jnp.ones_like(y).at[2, 9].set(np.nan))
   finite = np.isfinite
   wanted = np.full(x.shape, True)
-  wanted[:, [3, 4]] = False  # Where w is not finite.
+  wanted[:, [3, 4]] = False  # Inputs whose weights are not finite.
   wanted[2, mask[:, 9]] = False
   np.testing.assert_array_equal(finite(dx), wanted)
   wanted = ~(mask & (np.arange(30) == 9))
@@ -360,7 +362,7 @@ def test_an_infinite_token_affects_only_its_own_outputs_at_kept_weights(dtype):
   np.testing.assert_array_equal(y, [[3], [np.inf], [-np.inf], [3]])
 
 
-def test_vmap_over_all_operands_is_a_loop():
+def test_vmap_over_all_operands_equals_a_loop():
   cases = [
       make_case(seed, (20,), 33, 18, 0.7, 'none', 'others')
       for seed in range(3)
@@ -395,7 +397,7 @@ def check_kernels(name, dtype):
     ('avx512', 1, 'float32'), ('avx2', 3, 'float32'),
     ('portable', 5, 'float32'), ('avx512', 5, 'bfloat16'),
 ])
-def test_every_kernel_set_is_right_on_any_number_of_threads(
+def test_every_kernel_set_equals_numpy_on_any_number_of_threads(
     name, threads, dtype
 ):
   if not native.is_available(dtype):

@@ -73,7 +73,7 @@ def test_all_three_products_equal_the_reference(platform, size, dtype):
 @pytest.mark.ci
 @pytest.mark.parametrize('platform, size', KERNELS)
 @pytest.mark.parametrize('kind', ['unstructured', 'no zeros', 'empty column'])
-def test_any_mask_is_right(platform, size, kind):
+def test_every_kind_of_mask_equals_the_reference(platform, size, kind):
   x, w, mask = operands(size, jnp.float32, shape=(2, 2))
   if kind == 'unstructured':
     mask = jax.random.bernoulli(jax.random.key(1), 0.01, mask.shape)
@@ -93,7 +93,7 @@ def test_dense_gradients_are_computed_where_they_are_requested():
   assert np.asarray(dw)[~np.asarray(mask)].all()
 
 
-def test_other_sizes_are_left_to_the_reference_and_named(caplog):
+def test_sizes_that_blocks_do_not_divide_use_the_reference(caplog):
   x, w, mask = operands(32, jnp.float32, shape=(3, 2))
   y = sparse_matmul(x, w, mask, lowering='cuda-64')
   np.testing.assert_allclose(y, x @ jnp.where(mask, w, 0), atol=1e-4)

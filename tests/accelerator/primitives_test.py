@@ -41,7 +41,7 @@ class Case:
     self.w = draw(*stack, inputs, outputs)
     self.mask = rng.random(self.w.shape) >= sparsity
     self.grad_mask = rng.random(self.w.shape) >= sparsity / 2
-    self.weights = draw(*stack, *tokens, outputs)  # Of the loss.
+    self.weights = draw(*stack, *tokens, outputs)  # Weights of the loss.
     self.vx, self.vw = draw(*self.x.shape), draw(*self.w.shape)
 
 
@@ -164,7 +164,7 @@ def test_remat_changes_nothing(storage, policy):
     st.lists(st.booleans(), min_size=4, max_size=4).filter(any),
     st.integers(-3, 2),
 )
-def test_vmap_over_any_operand_is_a_loop(seed, mapped, axis):
+def test_vmap_over_any_operand_equals_a_loop(seed, mapped, axis):
   stack = Case(seed, (3,), 4, 5, 0.5, stack=(3,))
   names = 'x', 'w', 'mask', 'grad_mask'
   layers = []
@@ -192,7 +192,7 @@ def test_vmap_over_any_operand_is_a_loop(seed, mapped, axis):
 
 
 @pytest.mark.parametrize('mapped', [(False, True, True), (True, False, True)])
-def test_vmap_over_any_packed_operand_is_a_loop(mapped):
+def test_vmap_over_any_packed_operand_equals_a_loop(mapped):
   axis = -1
   rng = np.random.default_rng(0)
   x, w = rng.normal(size=(3, 4, 5)), rng.normal(size=(3, 5, 9))
@@ -216,11 +216,12 @@ def test_vmap_over_any_packed_operand_is_a_loop(mapped):
 
 
 @pytest.mark.parametrize('storage', STORAGES)
-def test_scan_over_stacked_layers_is_a_loop(storage):
+def test_scan_over_stacked_layers_equals_a_loop(storage):
   rng = np.random.default_rng(0)
   x, w = rng.normal(size=(4, 5)), rng.normal(size=(3, 5, 5))
   mask = rng.random(w.shape) < 0.5
-  assert len(set(mask.sum((-2, -1)))) > 1  # Some packed layers leave room.
+  # Layers keep different numbers of weights.
+  assert len(set(mask.sum((-2, -1)))) > 1
 
   def scanned(x, w):
     masks = mask
@@ -254,7 +255,7 @@ def test_third_derivatives_equal_finite_differences():
   )
 
 
-def test_both_transposes_are_linear_transposes():
+def test_the_transposes_in_x_and_w_equal_numpys():
   x, w, mask = CASE.x, CASE.w, CASE.mask
   y = CASE.weights
   # The mask of the gradient is for derivatives only.
@@ -274,7 +275,7 @@ def test_both_transposes_are_linear_transposes():
 @pytest.mark.parametrize('storage, dtype', [
     ('dense', 'float16'), ('packed', 'bfloat16'),
 ])
-def test_every_dtype_keeps_its_own_and_is_right_within_its_precision(
+def test_results_have_the_dtype_of_the_operands_and_its_precision(
     storage, dtype
 ):
   case, multiply = stored(storage, Case(1, (5,), 64, 8, 0.5))

@@ -87,7 +87,7 @@ def check(loss, params, mask, *args, grad=jax.value_and_grad, reached=None):
 
 
 @pytest.mark.parametrize('scanned', [False, True], ids=['plain', 'scan, remat'])
-def test_a_linen_gpt(scanned):
+def test_gradients_of_a_linen_gpt_equal_dense_ones(scanned):
   model = GPT(scanned)
   params = model.init(jax.random.key(0), TOKENS)['params']
   where = spdf.where.per_head
@@ -101,7 +101,7 @@ def test_a_linen_gpt(scanned):
   check(loss, frozen, masks_of(frozen, where), TOKENS)
 
 
-def test_boxed_parameters():
+def test_gradients_of_boxed_parameters_equal_dense_ones():
   class Boxed(nn.Module):
 
     @nn.compact
@@ -140,14 +140,14 @@ class Attention(nnx.Module):
     return x + self.wo(nnx.gelu(self.wi(x)))
 
 
-def test_an_nnx_state():
+def test_gradients_of_an_nnx_state_equal_dense_ones():
   graph, params = nnx.split(Attention(nnx.Rngs(0)), nnx.Param)
   x = jax.random.normal(jax.random.key(1), (2, 5, WIDTH))
   loss = lambda params, x: jnp.mean((nnx.merge(graph, params)(x) - 1) ** 2)
   check(loss, params, masks_of(params, spdf.where.per_head), x)
 
 
-def test_an_nnx_module_and_its_optimizer():
+def test_an_nnx_module_trains_as_with_dense_products():
   model = Attention(nnx.Rngs(0))
   tx = spdf.sparsify(
       optax.adam(1e-2), spdf.static(0.75), where=spdf.where.per_head, key=0
@@ -176,7 +176,7 @@ def test_an_nnx_module_and_its_optimizer():
   assert len(table.reached) == len(jax.tree.leaves(mask)) == 6
 
 
-def test_an_equinox_module_with_functions_among_its_leaves():
+def test_gradients_of_an_equinox_module_with_functions_equal_dense_ones():
   model = eqx.nn.MLP(8, 4, 16, 2, key=jax.random.key(0))
   x = jax.random.normal(jax.random.key(1), (5, 8))
   loss = lambda model, x: jnp.mean(jax.vmap(model)(x) ** 2)
@@ -198,7 +198,7 @@ def test_an_equinox_module_with_functions_among_its_leaves():
   assert len(table.reached) == 3
 
 
-def test_an_explanation_needs_shapes_only():
+def test_explain_needs_only_shapes():
   model = GPT()
   params = jax.eval_shape(model.init, jax.random.key(0), TOKENS)['params']
   mask = jax.tree_util.tree_map_with_path(
@@ -208,10 +208,11 @@ def test_an_explanation_needs_shapes_only():
   loss = lambda p, t: next_token_loss(model.apply({'params': p}, t), t)
   tokens = jax.ShapeDtypeStruct(TOKENS.shape, 'int32')
   table = explain(loss, lowering='native')(params, tokens, mask=mask)
-  assert table.dense == {} and 'gather' in str(table)  # Tied to the head.
+  # The embedding is also the head.
+  assert table.dense == {} and 'gather' in str(table)
 
 
-def test_gradients_in_micro_batches():
+def test_gradients_accumulated_in_a_scan_equal_dense_ones():
   model = GPT()
   params = model.init(jax.random.key(0), TOKENS)['params']
   loss = lambda p, t: next_token_loss(model.apply({'params': p}, t), t)
@@ -280,7 +281,8 @@ def test_twenty_steps_of_other_gpts_have_the_losses_of_dense_ones(name):
 
 @pytest.mark.parametrize('name', other_gpts.GPTS)
 def test_lists_of_other_gpts_multiply_whatever_the_axes_of_their_matrices(name):
-  sizes = other_gpts.Sizes(128, layers=2, vocabulary=32)  # Two heads.
+  # A width of 128 has two heads.
+  sizes = other_gpts.Sizes(128, layers=2, vocabulary=32)
   params, logits = other_gpts.GPTS[name](sizes)
   mask = masks_of(params, suite.hidden_matrices)
   kept = spdf.apply_mask(params, mask)

@@ -307,11 +307,11 @@ def test_many_drawn_programs_equal_the_dense_ones(
 
 
 @pytest.mark.parametrize('body', BODIES)
-def test_every_body_equals_the_dense_one(body):
+def test_every_use_of_a_weight_equals_the_dense_computation(body):
   check_program([('plain', body)], 1, 0.5, 'any')
 
 
 @pytest.mark.parametrize('wrapper', WRAPPERS)
-def test_every_wrapper_equals_the_dense_one(wrapper):
+def test_every_wrapper_of_jax_equals_the_dense_computation(wrapper):
   layers = [(wrapper, 'right'), (wrapper, 'times_a_parameter')]
   check_program(layers, 2, 0.5, 'superset')

@@ -110,7 +110,7 @@ def test_pruned_weights_may_be_nan():
   assert_equal_trees(actual, expected, 1e-5)
 
 
-def test_a_while_loop_has_values_and_tangents():
+def test_values_and_tangents_of_a_while_loop_equal_dense_ones():
   params, mask, x = simple()
 
   def f(params, x):
@@ -269,7 +269,7 @@ def test_weights_may_be_a_bare_array_or_several_arguments():
   np.testing.assert_allclose(actual, two(kept['wi'], x, kept['wo']), rtol=1e-5)
 
 
-def test_other_arguments_may_be_anything():
+def test_arguments_other_than_weights_may_be_bools_and_functions():
   params, mask, x = simple()
 
   def loss(params, x, *, train, activation):
@@ -286,10 +286,10 @@ def test_other_arguments_may_be_anything():
   assert '6 × 8' in table and 'not used' in table
 
 
-# Right or loud.
+# Either a correct result or an error.
 
 
-def test_the_log_names_kernels_and_what_stops_weights_once(caplog):
+def test_the_log_states_once_which_weights_reach_kernels(caplog):
   params, mask, x = simple()
   params['e'] = np.ones((3, SIZE), 'float32')
   mask['e'] = params['e'] > 0
@@ -307,7 +307,7 @@ def test_the_log_names_kernels_and_what_stops_weights_once(caplog):
   assert "what stops them: 'e' (gather);" in warning.getMessage()
 
 
-def test_the_table_has_a_row_for_every_use():
+def test_explain_has_a_row_for_every_use_of_a_weight():
   layers = [('scan', 'tied'), ('plain', 'decayed'), ('jit', 'own_backward'),
             ('remat', 'heads')]
   params, mask, _, x, _ = draw_arrays(0, len(layers), 0.5, 'none')

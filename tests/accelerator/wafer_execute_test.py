@@ -211,7 +211,7 @@ def test_layers_are_named_and_counted_in_scans_and_compiled_programs():
   assert products == sorted((kind, n) for kind in kinds for n in counts)
 
 
-def test_weights_off_the_mask_never_enter():
+def test_pruned_weights_do_not_reach_the_emulated_product():
   x, w = np.ones((4, 6), np.float32), np.ones((6, 8), np.float32)
   mask = np.arange(48).reshape(w.shape) % 3 == 0
   w[~mask] = np.nan
@@ -244,7 +244,7 @@ def test_an_input_that_overflows_is_infinite():
   np.testing.assert_array_equal(y, np.full((1, 2), np.inf))
 
 
-def test_a_lowering_has_one_name_and_known_numerics():
+def test_a_device_has_one_lowering_and_unsupported_numbers_are_refused():
   assert wafer.lowering(create_device('cs2', cores=1024)) == 'wafer'
   other = [wafer.lowering(create_device('cs3', cores=16)) for _ in range(2)]
   assert other[0] == other[1] != 'wafer'

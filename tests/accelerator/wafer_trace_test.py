@@ -88,13 +88,13 @@ def branching(pred, x, w):
   return jax.lax.cond(pred, lambda: layer(layer(x, w), w), lambda: layer(x, w))
 
 
-def test_a_known_predicate_takes_its_branch():
+def test_a_known_predicate_counts_the_branch_it_selects():
   one = simulate(layer, DEVICE)(X, W)
   for pred, layers in ((True, 2), (False, 1)):
     report = simulate(branching, DEVICE)(pred, X, W)
     assert report.cycles == pytest.approx(layers * one.cycles)
     assert not report.branches
-  # Also where it has to be worked out.
+  # The same where the predicate is computed from the mask.
   mostly = lambda mask, x, w: branching(mask.mean() > 0.5, x, w)
   report = simulate(mostly, DEVICE)(MASKS[0], X, W)
   assert report.cycles == pytest.approx(one.cycles)
@@ -111,7 +111,7 @@ def test_the_costliest_branch_of_an_unknown_predicate_counts():
   assert report.cycles == pytest.approx(2 * one.cycles)
 
 
-def test_loops_are_counted_or_need_trips():
+def test_loops_of_unknown_length_need_trips():
   one = simulate(layer, DEVICE)(X, W)
   fixed = lambda x, w: jax.lax.fori_loop(0, 7, lambda _, x: layer(x, w), x)
   assert product_flops(simulate(fixed, DEVICE)(X, W)) == (
@@ -204,7 +204,7 @@ def test_a_sparsity_that_disagrees_with_a_mask_gives_a_warning():
     simulate(sparse_matmul, DEVICE, sparsity=zeros)(X, W, MASKS[0])
 
 
-def test_no_zeros_cost_what_dense_costs_and_more_zeros_never_more():
+def test_a_full_mask_costs_what_dense_costs_and_zeros_only_lower_it():
   dense = simulate(scanned, DEVICE)(X, WS)
   mask = jax.ShapeDtypeStruct(MASKS.shape, bool)
   cycles = [
@@ -383,7 +383,7 @@ def test_a_trace_has_all_operations_in_sequence(tmp_path):
   events = json.loads(path.read_text())['traceEvents']
   track = [e for e in events if e['ph'] == 'X' and e['tid'] == 0]
   assert len(track) == len(report.rows)
-  # To the last bit: viewers nest what overlaps, be it by rounding.
+  # Exactly equal, since viewers nest events that overlap by a rounding error.
   for event, after in zip(track, track[1:]):
     assert event['ts'] + event['dur'] == after['ts']
   last = track[-1]

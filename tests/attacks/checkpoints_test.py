@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from experiments import convert
-from experiments import readable
+from experiments import weight_sparse_study
 from experiments.scores import ancestry
 from experiments.scores import language_models
 from experiments.verify import verify
@@ -131,7 +131,7 @@ def test_a_checkpoint_without_the_digest_of_its_metadata_is_not_used(workdir):
 
 @pytest.mark.parametrize('item', ['meta', 'data'])
 @pytest.mark.parametrize('value', [3, 'x', [], {'a': 1}])
-def test_metadata_of_others_are_used_or_refused_by_name(workdir, item, value):
+def test_changed_metadata_is_used_or_refused_by_name(workdir, item, value):
   path = workdir / 'checkpoints' / '14' / item / 'metadata'
   stored = json.loads(path.read_bytes())
   for name in sorted(set(stored) - {'sha256'}):
@@ -144,7 +144,7 @@ def test_metadata_of_others_are_used_or_refused_by_name(workdir, item, value):
       shutil.move(workdir / 'damaged_checkpoints/14', workdir / 'checkpoints')
 
 
-def test_sound_checkpoints_are_verified(trained):
+def test_verify_accepts_undamaged_checkpoints(trained):
   lines = list(verify(str(trained[0])))
   assert [line.split(':')[0] for line in lines] == [
       f'checkpoint {step}' for step in (5, 10, 12, 14)
@@ -264,8 +264,9 @@ def export(source, folder):
 # Functions of a workdir and another folder, by the module that reads it.
 READERS = {
     'experiments/convert.py': [export],
-    'experiments/readable.py': [
-        lambda source, folder: readable._task_of(pathlib.Path(source))],
+    'experiments/weight_sparse_study.py': [
+        lambda source, folder: weight_sparse_study._task_of(
+            pathlib.Path(source))],
     'experiments/scores/language_models.py': [
         lambda source, folder: language_models.open_run(source),
         lambda source, folder: language_models.open_listed(source),
@@ -299,7 +300,7 @@ READERS = {
 }
 
 
-def test_all_readers_of_checkpoints_are_tried():
+def test_every_module_that_reads_checkpoints_is_tested():
   root = pathlib.Path(__file__).parents[2]
   reads = re.compile(
       r'\b(find_checkpoint|read_source|read_workdir_config|read_meta)\('

@@ -49,7 +49,7 @@ def killed(lines, tmp_path):
   return tmp_path / 'out'
 
 
-def test_two_preparations_without_locks_give_no_corpus_with_holes(
+def test_two_preparations_without_locks_leave_no_incomplete_corpus(
     lines, tmp_path
 ):
   calls = []
@@ -57,7 +57,8 @@ def test_two_preparations_without_locks_give_no_corpus_with_holes(
   def start_another(progress):
     calls.append(progress)
     if len(calls) == 40:
-      # A process may lock a folder twice, as others may where no locks are.
+      # The same process may lock a folder twice: this simulates a file system
+      # without locks.
       with pytest.raises(KeyboardInterrupt):
         prepare(lines, tmp_path / 'out', report=stop_after(4))
 

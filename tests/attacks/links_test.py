@@ -35,7 +35,7 @@ def writes(call):
   name = getattr(call.func, 'attr', getattr(call.func, 'id', ''))
   if isinstance(call.func, ast.Attribute):
     receiver = ast.unparse(call.func.value)
-    if receiver == 'temporary':  # Of `files.replacing`.
+    if receiver == 'temporary':  # The path that `files.replacing` gives.
       return False
     if name == 'savefig':
       return ast.unparse(call.args[0]) != 'temporary'
@@ -128,7 +128,7 @@ def test_an_unfinished_corpus_does_not_overwrite_what_its_links_name(
     prepare_files(text, tokenizer='bytes', output=output)
 
 
-def test_a_file_in_place_is_created_opened_and_appended_to(tmp_path):
+def test_open_regular_creates_a_file_and_appends_to_it(tmp_path):
   path = tmp_path / 'a'
   for text in (b'one', b'two'):
     descriptor = files.open_regular(path, os.O_APPEND)

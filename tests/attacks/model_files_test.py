@@ -136,7 +136,7 @@ def test_other_names_are_refused_before_a_model_is_built(
   refuse(gpt_dir, gpt_dir / 'model.safetensors', message)
 
 
-def test_depth_costs_no_tracing():
+def test_the_shapes_of_3000_layers_are_computed_without_tracing_each():
   config = dataclasses.replace(hf_models.GPT, n_layers=3_000)
   params = layouts.abstract_params(config)
   assert params['h_2999']['mlp']['wi']['kernel'].shape == (16, 24)

@@ -49,7 +49,7 @@ def test_a_skipped_step_changes_masks_but_no_kept_weight():
   state = initial_state.create(run.programs)
   for step in range(5):
     state, _ = run.programs.step(state, run.programs.device_batch_at(step))
-  before = jax.device_get(state)  # The step donates it.
+  before = jax.device_get(state)  # Copied, since the step donates the state.
   after, metrics = run.programs.step(state, run.programs.device_batch_at(5))
   assert math.isnan(metrics['train/loss'])
   tiny_run.assert_same_arrays(after.params, before.params)

@@ -23,7 +23,7 @@ def test_a_broken_config_is_named(tmp_path, text):
     assert 'delete it and repeat the command' in str(error.value)
 
 
-def test_stray_names_among_checkpoints_are_no_steps(tmp_path):
+def test_stray_files_among_checkpoints_are_ignored(tmp_path):
   for name in ('²', '٣', '007', '-1', '1.5', 'x', '3', '12', '0'):
     (tmp_path / 'checkpoints' / name).mkdir(parents=True)
   assert workdir.saved_steps(tmp_path) == [0, 3, 12]

@@ -173,7 +173,7 @@ def test_all_layers_count_with_the_sparsity_of_the_whole_model():
     assert [layer.sparsity for layer in layers.values()] == [sparsity] * 3
 
 
-def test_ranges_list_exactly_the_steps_they_were_written_from():
+def test_ranges_of_steps_restore_exactly_those_steps():
   rng = np.random.default_rng(0)
   for _ in range(50):
     steps = np.unique(rng.integers(0, 60, size=rng.integers(0, 30)))

@@ -55,7 +55,7 @@ def test_the_formula_does_not_count_recomputed_layers():
   shape = run_of().model.config
   layers = flops.forward_flops(shape, L, 0.5) - flops.softmax_flops(shape, L)
   layers -= 2 * L * shape.d_model * shape.vocab_size
-  # All of a layer but its last product, whose result is not looked at again.
+  # All of a layer except its last product, whose result no gradient needs.
   last = shape.n_layers * 2 * L * shape.d_model * shape.d_ff * 0.5
   assert traced.recomputed == B * (layers - last)
 

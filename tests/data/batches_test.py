@@ -52,7 +52,7 @@ def rows(batch_at, steps):
 
 @given(cuts=st.lists(st.integers(0, 5), max_size=4), step=st.integers(0, 9))
 @settings(deadline=None)
-def test_rows_read_apart_are_the_whole_batch(counting, cuts, step):
+def test_parts_of_a_batch_read_separately_equal_the_batch(counting, cuts, step):
   # Six rows of ten steps over an epoch of 40: batches cross its end.
   batch_at = plan(counting(40 * 4 + 1), [(6, 4, 10)], epochs=2)
   edges = [0, *sorted(cuts), 6]
@@ -79,8 +79,8 @@ def test_no_window_is_seen_twice_in_an_epoch(counting, blocks, shares, seed):
   block = max(length for _, length, _, _ in shares)
   shares = [share for share in shares if block % share[1] == 0]
   held, cursor, steps = blocks * block, 0, 0
-  slots, skipped = [], 0  # Where each row lies in the stream, by hand.
-  cut = set()  # Epochs that a new one ends early.
+  slots, skipped = [], 0  # The expected position of each row in the stream.
+  cut = set()  # Epochs that end early, since a phase begins a new one.
   for batch_size, length, count, new_epoch in shares:
     if new_epoch and cursor % held:
       cut.add(cursor // held)
@@ -98,11 +98,12 @@ def test_no_window_is_seen_twice_in_an_epoch(counting, blocks, shares, seed):
   for epoch, tokens in seen.items():
     assert len(set(tokens)) == len(tokens)
     if epoch < max(seen) and epoch not in cut:
-      assert len(tokens) >= held - skipped  # None is lost but by rounding.
+      # Only rounding to whole blocks skips tokens.
+      assert len(tokens) >= held - skipped
   assert skipped < block * len(shares)
 
 
-def test_a_batch_may_span_two_epochs_of_their_own_order(counting):
+def test_a_batch_may_span_two_epochs_with_different_orders(counting):
   batch_at = plan(counting(10 * 4 + 1), [(4, 4, 10)], epochs=4)
   starts = [start for start, _ in rows(batch_at, range(10))]
   epochs = [starts[i:i + 10] for i in range(0, 40, 10)]
@@ -111,7 +112,7 @@ def test_a_batch_may_span_two_epochs_of_their_own_order(counting):
   assert len(set(map(tuple, epochs))) == 4
 
 
-def test_rounds_of_a_new_epoch_each_see_the_source_in_their_own_order(counting):
+def test_phases_with_new_epoch_read_the_source_in_different_orders(counting):
   shares = [(2, 4, 4, True), (4, 4, 2, True), (2, 4, 4, True)]
   batch_at = plan(counting(10 * 4 + 1), shares, epochs=3)
   starts = [start for start, _ in rows(batch_at, range(10))]
@@ -272,7 +273,7 @@ def test_permute_is_a_bijection(size, key):
 @given(
     size=st.integers(1, 2**62 - 1), seed=st.integers(), data=st.data()
 )
-def test_permute_stays_in_range_and_apart_at_any_size(size, seed, data):
+def test_permute_gives_different_indices_in_range_at_any_size(size, seed, data):
   index = data.draw(
       st.lists(st.integers(0, size - 1), min_size=1, unique=True)
   )
@@ -295,7 +296,7 @@ def test_other_keys_give_other_permutations(first, second):
     )
 
 
-def test_every_order_of_four_things_comes_about_equally_often():
+def test_every_permutation_of_four_is_about_equally_frequent():
   orders = collections.Counter(
       tuple(permute(np.arange(4), 4, (seed,)).tolist())
       for seed in range(4800)

@@ -66,7 +66,7 @@ def test_every_split_holds_its_modules_in_order_and_no_others(corpus):
     expected = [t for m, t in stdlib.module_sources()
                 if stdlib.module_split(m) == split]
     assert documents(corpus, split) == expected
-    # Stubs of a few bytes aside, which may be equal.
+    # Modules of a few bytes may be equal in two splits.
     held_out = {text for text in expected if len(text) > 100}
     assert len(held_out) >= 20
     assert split == 'train' or not held_out & train

@@ -107,7 +107,7 @@ def test_a_corpus_in_a_bucket_is_copied_once(bucket, tmp_path):
   data = copy.read_bytes()
   copy.write_bytes(data[:-2] + b'\0\0')
   refuse('other tokens than were written', load, cache)
-  copy.unlink()  # As after a copy that was killed.
+  copy.unlink()  # A killed copy would leave this state.
   assert load(cache).fingerprint == made.fingerprint
 
   for file in folder.iterdir():
@@ -196,7 +196,7 @@ def test_a_process_waits_for_the_copy_of_another(bucket, tmp_path, monkeypatch):
 
   def copy(seconds):
     monkeypatch.setattr(files, 'lock_folder', lambda *_: lambda: None)
-    load(cache)  # As the other process does.
+    load(cache)  # Simulates the other process.
     monkeypatch.setattr(files, 'lock_folder', lock)
 
   monkeypatch.setattr(files, 'lock_folder', lock)

@@ -207,7 +207,7 @@ def test_a_special_token_outside_the_vocabulary_is_left_out(tmp_path):
   assert ours.model.token_to_id('to') not in ours.encode('torn')
 
 
-def test_a_text_that_spells_its_beginning_has_one(llama):
+def test_a_text_that_spells_the_begin_token_gets_no_second_one(llama):
   tokenizer = data.with_special_tokens(llama)
   for text in ('<s>to', 'to'):
     ids = special_tokens.begun(tokenizer, tokenizer.encode(text))
@@ -228,7 +228,7 @@ def test_our_own_tokenizers_add_no_beginning_of_text():
   assert 'special' not in json.loads(tokenizer.to_json())
 
 
-def test_texts_begin_with_it_wherever_they_are_scored_or_trained(
+def test_the_begin_token_precedes_texts_in_scoring_and_training(
     llama, tmp_path
 ):
   for read in (lambada.last_word, lambada.last_token):
@@ -301,7 +301,7 @@ def test_generations_of_a_run_stop_at_every_end(llama, tmp_path, monkeypatch):
   assert ends == [(END, TURN)]
 
 
-def test_exports_name_all_ends_and_another_beginning(caplog):
+def test_exported_configs_have_all_end_tokens_and_the_begin_token(caplog):
   fields = LLAMA | dict(eos_token_id=2, bos_token_id=1)
   assert configs.read_end_of_text(fields, dict(eos_token_id=[[1], 999])) == 2
   assert 'name [[1], 999] as eos_token_id, outside its vocab' in caplog.text

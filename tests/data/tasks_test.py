@@ -161,7 +161,7 @@ def test_dart_relations_are_lower_cased(tmp_path):
   )
 
 
-def test_curation_drops_empty_sides_and_is_split_always_the_same(tmp_path):
+def test_curation_drops_empty_texts_and_splits_deterministically(tmp_path):
   rows = ''.join(f'"S, {i}",url,"Line\nof {i}"\n' for i in range(51))
   write(tmp_path, {
       'curation-corpus-base-with-articles.csv':
@@ -258,7 +258,7 @@ def test_single_inputs_without_a_reference_are_left_out_with_a_warning(caplog):
   assert 'Skipped 1 inputs of the train split' in caplog.text
 
 
-def test_fingerprints_differ_between_inputs():
+def test_the_fingerprint_of_a_task_depends_on_how_references_are_grouped():
   one = task_of_inputs('toy', {'test': [Input('a', ('b', 'c'))]})
   split = [Input('a', ('b',)), Input('a', ('c',))]
   two = task_of_inputs('toy', {'test': split})

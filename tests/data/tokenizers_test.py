@@ -258,7 +258,7 @@ def test_sentencepiece_models_are_read(tmp_path):
 
 
 @pytest.mark.parametrize('tokenizer', TOKENIZERS, ids=KINDS)
-def test_batches_ends_of_text_and_halves_of_characters(tokenizer):
+def test_encode_batch_equals_encode_and_partial_characters_decode(tokenizer):
   texts = [*TEXTS, '', ' leading', 'ümlaut']
   expected = [tokenizer.encode(text) for text in texts]
   assert tokenizer.encode_batch(texts) == expected

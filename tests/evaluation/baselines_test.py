@@ -39,7 +39,7 @@ def markov_chain(seed, transitions, steps):
   return states
 
 
-def test_counts_are_those_of_a_histogram_across_chunks():
+def test_bigram_counts_over_several_chunks_equal_numpys_histogram():
   tokens = np.random.default_rng(0).integers(5, size=2_100_000)
   tokens = tokens.astype(np.uint16)
   expected, *_ = np.histogram2d(tokens[:-1], tokens[1:], bins=range(6))
@@ -76,7 +76,7 @@ def test_smoothing_of_bigrams_is_chosen_on_training_tokens_only():
   rng = np.random.default_rng(6)
   train = rng.integers(30, size=3_000)
   before = fit_bigram(train, 30)
-  # The tail decides: the sharpest counts fit a tail of one pair best.
+  # The last tenth decides, and a repeated cycle needs little smoothing.
   sharp = train.copy()
   sharp[: len(sharp) * 9 // 10] = np.arange(2_700) % 30
   sharp[2_700:] = np.arange(300) % 30

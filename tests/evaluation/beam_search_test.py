@@ -141,7 +141,7 @@ def test_with_as_many_beams_as_continuations_the_best_one_is_found(
     assert text == (best[:-1] if best[-1] == 0 else best)
 
 
-def test_dropping_a_beam_changes_the_result():
+def test_refilling_beams_changes_the_result():
   both = [
       [run(make_table(seed), search=BeamSearch(2, 0.8, refill=refill))
        for seed in range(12)]
@@ -174,7 +174,7 @@ def test_the_search_stops_when_no_continuation_can_score_higher():
       batch_size=3, length=200,
   )
   assert texts == [[], [], []]
-  assert len(calls) == 2  # The prompts, and the end.
+  assert len(calls) == 2  # One call for the prompts, one for the end.
 
 
 @pytest.mark.parametrize('refill', [True, False])
@@ -225,6 +225,6 @@ def test_beams_of_a_model_keep_their_own_cache():
     (dict(no_repeat_ngram=-1), 'no_repeat_ngram is -1; give 0 or more'),
     (dict(length_penalty=np.nan), 'length_penalty is nan; give a finite'),
 ])
-def test_impossible_protocols_are_refused(fields, message):
+def test_invalid_beam_search_settings_are_refused(fields, message):
   with pytest.raises(ValueError, match=message):
     BeamSearch(**fields)

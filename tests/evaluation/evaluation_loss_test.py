@@ -88,7 +88,7 @@ def test_low_precision_logits_are_summed_in_float32():
   batch = make_batch(5, shape=(16, 16))
   low = lambda params, tokens: table_model(params, tokens).astype(jnp.bfloat16)
   rounded = np.asarray(jnp.asarray(make_params(), jnp.bfloat16), np.float32)
-  with jax.disable_jit():  # compiled, XLA may keep more bits than it is asked
+  with jax.disable_jit():  # Compiled, XLA may keep a higher precision.
     loss = evaluate_loss(low, make_params(), [batch])
   nats, _ = plain_loss(rounded, [batch])
   np.testing.assert_allclose(loss.nats, nats, rtol=1e-6)

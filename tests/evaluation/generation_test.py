@@ -124,7 +124,7 @@ def test_computation_stops_when_all_rows_have_ended():
       batch_size=4,
       length=128,
   )
-  # The prompts, then 7, 8 and the end for the row that takes longest.
+  # One call for the prompts and three for the longest row: 7, 8 and the end.
   assert len(calls) == 4
 
 
@@ -146,7 +146,8 @@ def test_model_is_traced_once_for_prompts_of_like_length():
   run([[0, 1, 1, 1], [2, 3, 4], [5, 5, 5], [6] * 4, [7] * 3], end_of_text=9)
   run([[4, 4, 4, 4], [2]], end_of_text=8)
   assert set(traces) == {(2, 8)}
-  assert len(traces) <= 3  # For shapes, the prompts and the loop.
+  # Traced for the shapes, for the prompts and in the loop.
+  assert len(traces) <= 3
   texts = run([[1], [2] * 9, [5] * 3, [6], [7] * 16, [3] * 12], end_of_text=9)
   assert [new[0] for new in texts] == [2, 3, 6, 7, 8, 4]
   # Prompts of 1; 3 and 4; 9 to 16 tokens.
@@ -238,7 +239,7 @@ def test_draws_follow_the_seed_and_not_the_batch():
     (dict(top_k=2), {1, 3}),
     (dict(top_p=0.5), {3}),  # Probabilities 0.1, 0.25, 0.05, 0.6.
     (dict(top_p=0.61), {1, 3}),
-    (dict(top_k=2, top_p=0.7), {3}),  # 0.6 of 0.85 is more than 0.7.
+    (dict(top_k=2, top_p=0.7), {3}),  # 0.6 / 0.85 is above 0.7.
     (dict(temperature=1e-50), {3}),
     (dict(top_p=1e-50), {3}),
 ])

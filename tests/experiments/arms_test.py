@@ -283,7 +283,7 @@ def test_claims_of_an_arm_that_no_block_trains_are_refused():
     entries_of(scale)
 
 
-def test_a_seed_that_tunes_rates_may_not_judge():
+def test_a_seed_may_not_both_tune_rates_and_decide_claims():
   with pytest.raises(ValueError, match=r'tuning_seeds has \[12\], which judge'):
     dataclasses.replace(CONTEXT_64, tuning_seeds=(12, 13))
   assert dataclasses.replace(CONTEXT_64, tuning_seeds=(13, 14))

@@ -382,7 +382,7 @@ def test_a_verdict_needs_the_whole_interval(low, high, at_most, expected):
   assert measuring.verdict(row) == expected
 
 
-def test_calls_take_turns_after_their_warm_ups():
+def test_timed_calls_alternate_after_their_warm_ups():
   order = []
   calls = [lambda name=name: order.append(name) for name in 'ab']
   measuring.interleave(calls, 3, warmups=2)

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +36,10 @@ def copying():
     params[name]['scale'][:] = 1
   embedding = params['wte']['embedding']
   embedding[A, 2], embedding[B, 2], embedding[PAD, 9] = 1, -1, 1
-  params['h_0_qkv']['kernel'][2, 2 * 16 + 5] = 3  # Channel 2 to value 5.
-  params['h_0_out']['kernel'][5, 7] = 4  # Value 5 to channel 7.
+  params['h_0_qkv']['kernel'][2, 2 * 16 + 5] = 3  # From channel 2 to value 5.
+  params['h_0_out']['kernel'][5, 7] = 4  # From value 5 to channel 7.
   params['head']['kernel'][7, YES], params['head']['kernel'][7, NO] = 2, -2
-  params['h_0_wi']['kernel'][9, 0] = 1  # Not needed.
+  params['h_0_wi']['kernel'][9, 0] = 1  # A weight that the task does not need.
   return model, jax.tree.map(jnp.asarray, params)
 
 
@@ -127,20 +128,30 @@ def test_losses_are_drawn_by_width_and_kept_fraction(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_trains_finds_circuits_and_times_steps(tmp_path):
-  flags = [
-      f'--output={tmp_path}', '--widths=32', '--kept=1,4', '--repeated=32/4',
-      '--seeds=2', '--steps=12',
-  ]
-  command.run('readable', '--study=losses', *flags)
+def test_the_command_trains_each_model_once_and_finds_circuits(tmp_path):
+  def study(name, *flags):
+    return command.run(
+        'weight_sparse_study', f'--study={name}', f'--output={tmp_path}',
+        f'--workdir={tmp_path / "runs"}', *flags,
+    )
+
+  points = '--widths=32', '--repeated=32/4', '--seeds=2'
+  assert not study('losses', *points, '--kept=1', '--steps=12').status
+  first = (tmp_path / 'losses.json').read_text()
+  # As on another machine, which has the records only.
+  shutil.rmtree(tmp_path / 'runs')
+  (tmp_path / 'losses.png').unlink()
+  assert not study('losses', *points, '--kept=1,4', '--steps=12').status
   rows = json.loads((tmp_path / 'losses.json').read_text())
-  assert [(r['kept'], r['seed']) for r in rows] == [(1, 0), (4, 0), (4, 1)]
+  assert rows[:2] == json.loads(first)
+  assert [(r['kept'], r['seed']) for r in rows] == [(1, 0), (4, 1), (4, 0)]
+  assert [p.name for p in (tmp_path / 'runs').iterdir()] == ['width32-kept4-0']
   assert rows[1]['kept_weights'] < rows[0]['kept_weights'] / 3.9
   assert (tmp_path / 'losses.png').is_file()
-  command.run(
-      'readable', '--study=circuit', f'--output={tmp_path}', '--target=0.6',
-      f'--runs={tmp_path / "runs" / "width32-kept4-0"}',
-  )
+  refused = study('losses', *points, '--kept=1,4,8', '--steps=13')
+  assert 'has runs of 12 steps' in refused.log
+  assert json.loads((tmp_path / 'losses.json').read_text()) == rows
+  study('circuit', '--target=0.6', '--runs=width32-kept4-0')
   assert json.loads((tmp_path / 'circuits.json').read_text())[0]['run'] == (
       'width32-kept4-0'
   )

@@ -96,7 +96,7 @@ def test_one_failed_comparison_refutes_a_claim_only_after_correction():
   assert finding.p == pytest.approx(0.06)
 
 
-def test_better_needs_margins_and_intervals_below_0_of_all_comparisons():
+def test_better_needs_margins_and_intervals_below_0_everywhere():
   runs = measure(a=0, b=-0.05, c=-0.1, e=0.004)
   within = lambda arm: claims.better(arm, A, 'loss', 0.05)
   assert verdict(runs, within(B), within(C)) == claims.BETTER
@@ -104,7 +104,7 @@ def test_better_needs_margins_and_intervals_below_0_of_all_comparisons():
   assert verdict(runs, within(B), claims.better(C, A, 'loss')) == claims.HOLDS
 
 
-def test_each_family_is_corrected_for_its_own_number():
+def test_p_values_are_corrected_for_the_claims_of_their_family():
   runs = measure(a=0, b=-0.0135)
   comparison = claims.better(B, A, 'loss')
   first, *others = claims.judge([
@@ -127,7 +127,8 @@ def test_a_gate_that_fails_changes_no_other_claim():
   before = claims.judge(both, runs)
   first, second = claims.judge(both, runs, {'b': 'G2 static-99'})
   assert (first.verdict, first.reason) == (claims.NO_VERDICT, 'G2 static-99')
-  assert first[:5] == before[0][:5]  # Its numbers are shown all the same.
+  # A failed gate leaves the numbers unchanged.
+  assert first[:5] == before[0][:5]
   assert second == before[1]
 
 
@@ -154,7 +155,7 @@ def test_a_claim_without_runs_has_no_verdict_and_counts_in_its_family():
   assert other.corrected == pytest.approx(2 * other.p)
 
 
-def test_a_seed_that_diverged_decides_nothing():
+def test_a_claim_with_a_diverged_seed_is_undecided():
   for bad in (float('nan'), float('inf')):
     runs = measure(a=0, b=-1)
     runs[B][0]['loss'] = bad
@@ -233,7 +234,8 @@ def test_claims_hold_on_data_where_they_are_true_and_fail_where_they_are_false(
   finding, = claims.judge([claim], world(1))
   assert finding.verdict in (claims.HOLDS, claims.BETTER)
   bad = world(-1)
-  if claim.comparisons[0].margin:  # Better than allowed, and than dense.
+  # Makes the sparse model better than dense, not only within the margin.
+  if claim.comparisons[0].margin:
     for outcomes in bad.values():
       for outcome in outcomes.values():
         for metric in metrics:

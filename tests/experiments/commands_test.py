@@ -55,7 +55,8 @@ def test_a_dry_run_prints_what_a_run_would_be_and_cost():
       r'^pretrain +(\S+e\S+) +(\S+)% +(\S+)% +75.00% +(\S+)%$', text, re.M
   )
   figures = [float(x) for x in record.groups()]
-  zeros = sum(  # Of sparsified weights; biases begin at zero, too.
+  # Counts sparsified weights only, since biases are initially zero, too.
+  zeros = sum(
       np.count_nonzero(w == 0)
       for w, m in zip(
           jax.tree.leaves(state.params),
@@ -318,7 +319,7 @@ def test_a_config_is_launched_from_python_and_reports_its_masks(tmp_path):
   assert re.search(r'\| run \| pretrain \| 75% \| 75% \| 2 \|', text)
   assert re.search(r'\| run \| continuation \| 0% \| 0% \| 1 \|', text)
   assert (workdir / 'mask_updates.png').is_file()
-  again = runs.launch(config, workdir)  # It has nothing left to do.
+  again = runs.launch(config, workdir)  # All steps are done.
   assert again.rows == finished.rows
 
 

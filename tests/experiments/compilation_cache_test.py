@@ -67,13 +67,14 @@ def test_programs_are_found_by_the_next_run_and_compute_the_same_bits(
   assert kept
   output = run(tmp_path / 'second', cache)
   assert programs(tmp_path / 'cache') == kept
-  assert 'persistent compilation cache' not in output  # No error in reading it.
+  # Reading the cache raised no error.
+  assert 'persistent compilation cache' not in output
   rows = [rows_in(tmp_path / name) for name in ('none', 'first', 'second')]
   assert rows[0] == rows[1] == rows[2]
   states = [final(tmp_path / name) for name in ('none', 'first', 'second')]
   assert_same_arrays(states[0], states[1])
   assert_same_arrays(states[0], states[2])
-  # And a run that was stopped goes on with them.
+  # A stopped run also continues with cached programs.
   shutil.rmtree(tmp_path / 'first' / 'checkpoints' / '8')
   run(tmp_path / 'first', cache)
   assert_same_arrays(final(tmp_path / 'first'), states[0])

@@ -103,7 +103,7 @@ def test_an_interrupt_of_another_process_keeps_its_status():
 
 @pytest.mark.parametrize('call', [
     lambda: fail(TypeError('a\n  text')),
-    # What follows the opening of a run is not about its input.
+    # After a run is opened, a ValueError is a mistake in code.
     lambda: lambda: fail(ValueError('a\n  text')),
 ])
 def test_mistakes_in_code_keep_their_tracebacks_in_a_file(
@@ -120,7 +120,7 @@ def test_mistakes_in_code_keep_their_tracebacks_in_a_file(
   assert lines.startswith('Traceback') and 'in fail' in lines
 
 
-def test_a_traceback_that_no_disk_takes_is_printed(
+def test_a_traceback_that_cannot_be_written_to_a_file_is_printed(
     monkeypatch, tmp_path, capsys, caplog
 ):
   monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'missing'))
@@ -149,7 +149,7 @@ def test_a_returned_function_runs_after_the_first_output(capsys):
     OSError(errno.ENOSPC, 'No space left on device'), PermissionError('a'),
     ValueError('RESOURCE_EXHAUSTED: write: No space left on device'),
 ])
-def test_a_disk_that_fails_during_the_rest_is_one_sentence(error, caplog):
+def test_a_disk_error_in_a_returned_function_is_one_sentence(error, caplog):
   assert console.run(ARGV, lambda: lambda: fail(error)) == 1
   assert 'the same command continues' in caplog.messages[0]
 

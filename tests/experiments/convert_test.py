@@ -171,7 +171,7 @@ def test_export_import_and_export_give_the_same_files(
 ):
   params = make_params(config)
   mask = make_mask(params)
-  # Kept weights that are zero, and a layer with fewer masks than the other.
+  # Some kept weights are zero, and one layer has fewer masks than the other.
   params['h_0']['mlp']['wo']['kernel'][:4] = 0
   mask['h_1']['attn']['wd']['kernel'] = None
   interop.save_hf(
@@ -244,7 +244,8 @@ def test_an_export_has_the_tokenizer_of_the_corpus_and_its_end(
   opened = open_tokenizer(tmp_path / 'hf')
   assert opened.fingerprint == tokenizer.fingerprint
   exported = json.loads((tmp_path / 'hf/tokenizer.json').read_text())
-  assert exported['model']['type'] == 'BPE'  # As transformers reads it.
+  # The format that transformers reads.
+  assert exported['model']['type'] == 'BPE'
   save_tokenizer(folder / 'tokenizer.json', ByteTokenizer())
   convert.export_model(
       str(tmp_path / 'run'), tmp_path / 'bytes', **AS_IT_IS
@@ -257,7 +258,7 @@ def test_an_export_has_the_tokenizer_of_the_corpus_and_its_end(
   assert not (tmp_path / 'hf/generation_config.json').exists()
   assert 'the export has no tokenizer and names no end of text' in caplog.text
   assert not folder.exists()
-  # Nor does it have that of the export before it.
+  # The tokenizer of the previous export is removed.
   assert not tokenizer_paths(tmp_path / 'hf')
 
 

@@ -62,7 +62,8 @@ def config_of(words, monkeypatch):
       word.replace('LOSS', '2.1') for word in words
       if word.startswith('--config') and 'mesh' not in word
   )]
-  monkeypatch.setattr(sys, 'argv', arguments)  # Where overrides are found.
+  # config_flags reads overrides from sys.argv.
+  monkeypatch.setattr(sys, 'argv', arguments)
   values = absl_flags.FlagValues()
   config = config_flags.DEFINE_config_file('config', flag_values=values)
   values(arguments)
@@ -93,7 +94,7 @@ def test_every_launch_command_can_be_planned(words, monkeypatch):
   assert flops_of(plan_of(config)) > 1e16
   values = [w.split('=', 1)[1] for w in words if w.startswith('--grid')]
   assert bool(values) == (words[2] == 'experiments.sweep')
-  if values:  # The first point and the last.
+  if values:  # Plans the first and the last point.
     points = grid.points(grid.parse_grid(values))
     for fields in (points[0], points[-1]):
       config.update_from_flattened_dict(fields)

@@ -100,7 +100,7 @@ def line_of(ax, **looks):
 
 
 @pytest.mark.parametrize('place, ends, losses', [
-    # What followed the phase that was gone on from is no part of it.
+    # Steps after the phase that was continued are left out.
     ('a', [100, 150, 200], ([60, 100, 150, 200], [4.0, 5.0, 3.4, 3.1])),
     ('a:best', [60, 110, 160], ([60, 110, 160], [4.0, 3.4, 3.1])),
 ])
@@ -147,7 +147,7 @@ def test_the_mean_run_has_the_means_over_seeds(tmp_path):
     log(workdir, *(points[1:] if i == 2 else points))
     runs.append(run_groups.read_history(read_ancestry(workdir)))
   steps, means = run_groups.average_runs(runs).series('validation/loss')
-  assert steps == [20, 30, 40]  # The third run has no more.
+  assert steps == [20, 30, 40]  # The third run has these steps only.
   np.testing.assert_allclose(means, losses.mean(0)[1:], rtol=1e-12)
 
 
@@ -156,7 +156,7 @@ def test_of_configs_that_differ_in_rates_the_best_known_is_shown(tmp_path):
       ('a0', 0, 1, 3.0), ('b0', 0, 2, 2.5), ('b1', 1, 2, 2.7), ('c0', 0, 3, 2.0)
   ):
     pretrain(tmp_path / name, loss=loss, seed=seed, max_length=1000 * rate)
-  pretrain(tmp_path / 'b2', loss=2.5, seed=1, max_length=2000)  # b1 once more.
+  pretrain(tmp_path / 'b2', loss=2.5, seed=1, max_length=2000)  # Repeats b1.
   (group,), notes = group_runs(find_runs([tmp_path]).runs)
   assert [source.rpartition('/')[2] for source in group.sources] == ['b0', 'b1']
   assert group.loss == pytest.approx(statistics.fmean((2.5, 2.7)))
@@ -247,7 +247,8 @@ def test_bars_are_the_totals_of_the_papers_and_stages_add_up():
       by_name['cerebras-gpt-6.7b', label]
       for label in ('dense', '90%, then\ndense')
   )
-  # "64% fewer", which the tables' count does not give, see experiments.flops.
+  # The post prints "64% fewer"; the FLOPs of its tables give another number,
+  # see experiments.flops.
   pretraining = dense.flops[flops_plots.DENSE]
   assert extended.printed / pretraining == pytest.approx(0.36)
   assert extended.flops[flops_plots.DENSE] / pretraining == pytest.approx(
@@ -274,14 +275,15 @@ def test_the_reduction_rises_with_size_to_its_limit():
     diagrams.plot_mask_diagram, diagrams.plot_spdf_diagram,
     diagrams.plot_variable_diagram,
 ])
-def test_texts_of_diagrams_stand_free(plot):
+def test_texts_of_diagrams_do_not_overlap(plot):
   figure = plot()
   figure.draw_without_rendering()
   ax, = figure.axes
   boxes = [text.get_window_extent() for text in ax.texts if text.get_text()]
   boxes += [figure.legends[0].get_window_extent()]
   assert len(boxes) > 6
-  assert all(box.count_overlaps(boxes) == 1 for box in boxes)  # Itself.
+  # Each box overlaps only itself.
+  assert all(box.count_overlaps(boxes) == 1 for box in boxes)
   assert all(figure.bbox.count_contains(b.corners()) == 4 for b in boxes)
 
 

@@ -64,7 +64,7 @@ def test_commands_imported_together_parse_their_own_flags(monkeypatch):
   assert sizes == {'evaluate': 8, 'simulate': 1}
 
 
-def test_a_field_is_set_after_another_command_had_it():
+def test_a_config_field_can_be_set_in_two_commands_of_one_process():
   for seed in (3, 4):
     finished = command.run(
         'train', f'--config={CONFIG}', f'--config.seed={seed}',

@@ -50,7 +50,7 @@ def test_every_printed_digit_is_computed_except_those_with_a_note(cells):
     ('variable', 'cerebras-gpt-6.7b extended', 'fewer FLOPs', '64%', '66%',
      'does not follow', 'the source does not state how it counts: 64.1% with'),
 ])
-def test_a_cell_that_does_not_follow_has_a_note(
+def test_a_printed_cell_that_differs_from_ours_has_a_note(
     cells, name, row, column, printed, ours, verdict, note
 ):
   cell, = (c for c in cells[name] if c[1:4] == (row, column, printed))
@@ -103,12 +103,12 @@ def test_a_table_is_printed_and_written(tmp_path):
     assert len(list(csv.DictReader(file))) == 5
 
 
-def test_a_table_has_its_models_inference():
+def test_inference_prints_the_forward_flops_of_a_table():
   text = command.run('flops', '--table=iterative', '--inference').output
   assert '4.34x' in text and 'verdict' not in text
 
 
-def test_a_config_has_its_phases_and_the_share_of_fine_tuning():
+def test_the_flops_of_a_config_are_printed_by_phase():
   done = command.run(
       'flops', '--config=configs/quickstart.py', '--config.model.n_layers=1',
       '--config.model.vocab_size=257', '--config.data.tokenizer=bytes',

@@ -78,13 +78,13 @@ OF_SIZES = {'c', 'c-ppl'}
      'G2 static-99_small'),
     (dict(ngrams={'large': (1.5, 1.5)}, gaps=GAPS | {'static-99_small': 0.0}),
      OF_SIZES, 'G1 dense_large, G2 static-99_small'),
-    # The rate of a parent counts for what starts from it,
+    # The rate of a parent also applies to the arms that start from it,
     (dict(best={'static-75': 1.0}),
      {'a', 'b1', 'b2', 'd-pre', 'd-ft', 'h', 'i'}, 'G3 static-75'),
     # and in (h) the dense arm has the rate of static 75 %, and is not tuned.
     (dict(best={'dense+task': 1.0}), {'b1', 'i', 'j'}, 'G3 dense+task'),
 ])
-def test_gates_that_fail_take_the_verdicts_of_their_claims_only(
+def test_a_failed_gate_removes_only_the_verdicts_that_depend_on_it(
     changes, keys, reason
 ):
   assert_without_verdict(world_of(**changes), keys, reason)
@@ -94,7 +94,8 @@ def test_a_gate_is_judged_by_the_mean_over_seeds():
   lucky = min(next(iter(true_world().measured.values())))
 
   def run(job):
-    gap = 0.2 if job.seed == lucky else 0.02  # Their mean is below 0.1.
+    # The mean over seeds is below 0.1.
+    gap = 0.2 if job.seed == lucky else 0.02
     gaps = GAPS | {'static-99_small': gap}
     return outcome_of(job, gaps=gaps)
 
@@ -103,7 +104,7 @@ def test_a_gate_is_judged_by_the_mean_over_seeds():
   assert (gate.key, gate.subject.folder) == ('G2', 'static-99_small')
 
 
-def test_the_rate_of_an_arm_counts_for_the_arm_that_uses_it():
+def test_a_gate_on_a_rate_applies_to_arms_that_take_the_rate():
   world = world_of(best={'static-75+task': 1.0})
   assert world.findings['h'].reason == 'G3 static-75+task'
 
@@ -144,7 +145,7 @@ def test_non_inferiority_after_fine_tuning_needs_a_control_that_is_worse(gap):
   ))
   if gap is None:  # Not run, or left out of the records.
     done = {n: o for n, o in done.items() if 'static-99+task' not in n}
-  # A measure that is blind does not find the differences of other claims.
+  # A measure that misses 99 % zeros cannot support other claims.
   assert_without_verdict(
       look_at(FAIR, entries, done), {'b1', 'j'},
       'G6 static-99+task at the rate of static-75+task',
@@ -182,7 +183,7 @@ def test_the_control_of_each_budget_is_measured_on_seeds_that_tune():
 @pytest.mark.parametrize('changes', [
     dict(control=0.05), dict(control_rate=2.5e-4)
 ], ids=['as good as dense', 'at the end of its grid'])
-def test_a_control_that_proves_nothing_spares_other_widths(changes):
+def test_a_failed_control_removes_verdicts_of_its_width_only(changes):
   findings = context_world(**changes).findings
   assert {f.reason for f in findings.values()} == {'', 'G2 static-99'}
   assert {k for k, f in findings.items() if f.reason} == OF_WIDTH_64
@@ -197,7 +198,7 @@ def test_a_verdict_needs_all_registered_seeds():
   findings = look_at(CONTEXT_64, world.entries, done).findings
   assert findings['flops-64'].reason == '11 of at least 12 seeds'
   assert not findings['flops-96'].reason
-  # Gates are not judged by some of their seeds either.
+  # Gates, too, need all registered seeds.
   done = {
       name: outcome for name, outcome in world.done.items()
       if not (name.startswith('static-99_w96/') and name.endswith('seed=2'))
@@ -236,7 +237,7 @@ def test_an_arm_none_of_whose_rates_is_eligible_is_not_judged(capsys):
   assert small.arm not in world.measured
   gate, = (g for g in world.gates if g.subject == small.arm)
   assert gate.found == 'no rate is eligible' and not gate.passed
-  # The grid is extended around its lowest rate, once, and none is bold.
+  # The grid is extended once, below its lowest rate, and no rate is chosen.
   table = arm_report.format_choices(entries, done)
   line, = lines_of(table, f'| {escape("dense_small")} |')
   assert line.count(': inf') == 4 and '**' not in line
@@ -245,10 +246,10 @@ def test_an_arm_none_of_whose_rates_is_eligible_is_not_judged(capsys):
   assert counts == f'{len(done)} of {len(done)}'
 
 
-def test_repetitions_stand_beside_the_interval_and_decide_nothing():
+def test_repeated_runs_are_reported_and_change_no_verdict():
   world = context_world()
   again = {n: o for n, o in world.done.items() if n.endswith(',again')}
-  # Seeds 6 and 12 of twelve.
+  # Of twelve seeds, 6 and 12 are repeated.
   assert sum(name.startswith('static-75/') for name in again) == 2
   done = world.done | {
       name: outcome | {'validation/loss': outcome['validation/loss'] + 0.02}

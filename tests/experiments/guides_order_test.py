@@ -21,7 +21,7 @@ ORDER = (
     'own_algorithm', 'data', 'scale', 'accelerator', 'wafer', 'models',
     'papers',
 )
-# A few steps of each phase; later flags win over those of a guide.
+# Shortens each phase; later flags override those of a guide.
 SHORT = {
     'pretrain': ('6 steps', {'learning_rate.warmup': '1 steps'}),
     'continuation': ('2 steps', {}),
@@ -32,7 +32,8 @@ FIELDS = {
     'evaluation.task_batches': 1, 'evaluation.generations': 2,
     'evaluation.max_new_tokens': 2,
 }
-# Commands of hours, of an environment, or on files that no test has.
+# Commands that take hours, install packages or need files that tests do not
+# have.
 LEFT_OUT = (
     'experiments.reproduce --scale', 'experiments.race --configs',
     'experiments.benchmark', 'configs/books.py', '-m pytest',

@@ -51,7 +51,8 @@ def commands(page):
 def examples():
   """Yields the commands in the docstrings of modules, with their files."""
   paths = [
-      path for folder in ('experiments', 'spdf_jax')  # Others test configs.
+      # experiment_configs_test covers configs.
+      path for folder in ('experiments', 'spdf_jax')
       for path in sorted((ROOT / folder).rglob('*.py'))
   ]
   for path in paths:
@@ -100,7 +101,7 @@ def test_the_scripts_of_a_guide_run(guide, clone):
 
 
 @pytest.mark.parametrize('words', COMMANDS)
-def test_a_command_can_be_given(words, clone, monkeypatch):
+def test_commands_of_the_guides_can_be_parsed(words, clone, monkeypatch):
   if words[:2] == ['python', '-c']:
     check_imports(words[2])
   if words[:2] != ['python', '-m']:
@@ -111,7 +112,9 @@ def test_a_command_can_be_given(words, clone, monkeypatch):
     return
   if '--' in arguments:  # A launcher, and the command that it launches.
     launched = arguments.index('--') + 1
-    test_a_command_can_be_given(arguments[launched:], clone, monkeypatch)
+    test_commands_of_the_guides_can_be_parsed(
+        arguments[launched:], clone, monkeypatch
+    )
     arguments = arguments[:launched - 1]
   known = defined_flags(module)
   for word in arguments:
@@ -164,7 +167,7 @@ def check_config(arguments, monkeypatch):
 
 
 @pytest.mark.parametrize('guide', GUIDES, ids=NAMES)
-def test_what_a_guide_points_to_is_there(guide):
+def test_paths_named_in_guides_exist(guide):
   text = guide.read_text()
   for path in re.findall(r'`((?:configs|tests|experiments)/[\w./]+)`', text):
     assert (ROOT / path).exists(), path
@@ -180,7 +183,8 @@ def test_links_between_pages_lead_to_files():
   broken = []
   for page in pages:
     text = re.sub(r'```.*?```', '', page.read_text(), flags=re.S)
-    if page.name.startswith('PROTOCOL'):  # Their bytes are registered.
+    # Registered protocols keep their bytes, with links of that time.
+    if page.name.startswith('PROTOCOL'):
       text = re.sub(r'\]\(PROTOCOL[-\d]*\.md\)', '', text)
     for link in re.findall(r'\]\(([^)#\s]+)', text):
       if '://' not in link and not (page.parent / link).exists():

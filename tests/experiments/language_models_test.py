@@ -190,7 +190,8 @@ def test_no_matrix_of_a_compact_export_is_built(tmp_path):
   )
   save(tmp_path / 'hf', config)
   rewrite(tmp_path / 'hf', tmp_path / 'compact', dtype='bfloat16')
-  hidden = 4 * 12 * config.n_layers * config.d_model**2  # Bytes.
+  # Bytes of the hidden matrices in float32.
+  hidden = 4 * 12 * config.n_layers * config.d_model**2
 
   def peak(load):
     tracemalloc.start()

@@ -381,7 +381,7 @@ def test_numbers_of_a_table_are_recorded(table):
 
 
 def test_records_that_are_called_missing_are_missing():
-  # Without its entry, the numbers of a new record are compared.
+  # Once a record exists, its entry must go, so that its numbers are compared.
   assert [r for r in WITHOUT_RECORD if (RESULTS / r).exists()] == []
 
 

@@ -75,7 +75,7 @@ def e2e_system(name):
   return [outputs[mr] for mr in references], list(references.values())
 
 
-def test_our_text_by_the_e2e_challenge():
+def test_e2e_metrics_of_a_small_text_equal_the_official_ones():
   hypotheses, references = own_tiny()
   official = EXPECTED['e2e_official']
   scores = score_texts(hypotheses, references, 'e2e_raw').values
@@ -88,7 +88,7 @@ def test_our_text_by_the_e2e_challenge():
   assert round(scores['nist'], 6) == official['NIST_python(-p)']
 
 
-def test_our_text_by_multi_bleu():
+def test_multi_bleu_of_a_small_text_equals_the_official_one():
   hypotheses, references = own_tiny(split_at_non_words)
   kept = ngrams.multi_bleu(hypotheses, references)
   assert round(kept, 2) == EXPECTED['multi_bleu_lc_empty_refs_kept']
@@ -103,7 +103,7 @@ def test_our_text_by_multi_bleu():
   )
 
 
-def test_our_text_by_ter_and_chrf():
+def test_ter_and_chrf_of_a_small_text_equal_the_official_ones():
   scores = score_texts(
       *own_tiny(), 'lora_webnlg', metrics=['chrf++', 'ter_segment_minima']
   ).values
@@ -118,7 +118,7 @@ def test_our_text_by_ter_and_chrf():
   ] == pytest.approx(EXPECTED['TER_tercom'], abs=1e-6)
 
 
-def test_our_text_by_meteor():
+def test_meteor_of_a_small_text_equals_the_official_one():
   scores = score_texts(*own_tiny(), 'e2e_raw', metrics=['meteor'],
                        meteor_jar=meteor_jar())
   assert scores.values['meteor'] == pytest.approx(

@@ -219,7 +219,8 @@ def test_the_newest_whole_checkpoint_is_restored(
 ):
   """A writer ends, or sleeps while another one writes, at any operation."""
   one, two = tmp_path / 'one', tmp_path / 'two'
-  monkeypatch.setattr(mirror, 'SECONDS', 1e6)  # Updated by hand.
+  # Only the test updates the mirror.
+  monkeypatch.setattr(mirror, 'SECONDS', 1e6)
   with mirror.mirrored(one, str(bucket)):
     save(one, 1)
   writer = mirror.Mirror(one, str(bucket))

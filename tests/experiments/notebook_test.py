@@ -13,8 +13,8 @@ pytestmark = pytest.mark.process
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / 'experiments' / 'colabs').glob('*.py'))
-SECONDS = 300  # of patience
-NEEDS = {'own_loop': 'equinox'}  # beside what the quickstart needs
+SECONDS = 300  # Timeout of a notebook.
+NEEDS = {'own_loop': 'equinox'}  # Packages besides those of the quickstart.
 
 
 def names(paths):
@@ -87,7 +87,7 @@ def test_the_first_cell_installs_from_the_clone_or_the_repository(
   commands = []
   record = lambda command, check: commands.append(command)
   monkeypatch.setattr(subprocess, 'run', record)
-  exec(cell, {})  # It is installed.
+  exec(cell, {})  # Nothing is installed, since the library is there.
   assert commands == []
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   monkeypatch.chdir(SCRIPTS[0].parent)

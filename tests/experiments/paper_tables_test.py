@@ -139,7 +139,7 @@ def test_sparse_and_dense_fine_tuning_are_told_apart(tmp_path):
   assert cells[f'{row} densely', 'E2E BLEU'].values == (60.0,)
 
 
-def test_both_readings_of_variable_spdf_are_its_row(tmp_path):
+def test_split_and_extended_variable_spdf_fill_the_same_row(tmp_path):
   # Split and extended: 5/6 and 1/6 of a budget; all of it and 15 % more.
   for name, steps in (('split', (500, 100)), ('extended', (600, 90))):
     run = make_run(
@@ -262,7 +262,7 @@ def test_rounds_that_start_from_a_dense_run_are_counted_from_it(tmp_path):
   assert cells['30.5%, round 1', 'LAMBADA accuracy'].values == (40.0,)
 
 
-def test_published_models_are_printed_and_filled_by_nothing(tmp_path):
+def test_rows_of_published_models_are_not_filled_by_runs(tmp_path):
   make_run(tmp_path / 'run', ROUNDS, preset='gpt3-1.3b')
   text = report('iterative', [tmp_path])
   lines = [x for x in text.splitlines() if '| a published model |' in x]
@@ -341,17 +341,19 @@ def test_the_miniature_table_is_what_its_records_give(tmp_path, monkeypatch):
 def test_scores_are_matched_by_the_folder_of_their_run(tmp_path, monkeypatch):
   start = pretrain(tmp_path / 'runs' / 'small-75')
   run = tune(tmp_path / 'sweeps' / 'e2e' / 'seed=0', 'runs/small-75')
-  for workdir in (start, run):  # Their weights are not needed.
+  for workdir in (start, run):  # Tables do not need the weights.
     shutil.rmtree(workdir / 'checkpoints')
   path = tmp_path / 'sweeps' / 'e2e' / 'test.json'
   score(path, 'sweeps/e2e/seed=0', 66.0)
-  path.write_text(json.dumps([json.loads(path.read_text())]))  # As sweeps do.
-  monkeypatch.chdir(tmp_path.parent)  # And not where training was launched.
+  # The format of sweeps.
+  path.write_text(json.dumps([json.loads(path.read_text())]))
+  # The current folder is not that of the training.
+  monkeypatch.chdir(tmp_path.parent)
   cell = cells_of('spdf', run.parent)['GPT-2 Small 75%', 'E2E BLEU']
   assert cell.values == (66.0,)
 
 
-def test_scores_of_a_trial_fill_nothing(tmp_path):
+def test_scores_of_a_limited_evaluation_are_not_used(tmp_path):
   run = tune(tmp_path / 'a', pretrain(tmp_path / 'parent'))
   score(tmp_path / 'trial.json', run, 12.3, limit=2, search='hu2021')
   collected = find_runs([tmp_path])
@@ -380,7 +382,7 @@ def test_tables_and_folders_that_do_not_exist_are_refused(
   refuse(message, report, table, [tmp_path / folder])
 
 
-def test_every_cell_requests_what_evaluation_measures():
+def test_every_cell_names_a_metric_that_experiments_evaluate_has():
   known = {
       'validation': {'mean over tokens'}, 'curation': {'target_tokens'},
       'lambada': set(LAMBADA_PROTOCOLS), 'wikitext': {'wikitext_megatron'},
@@ -396,7 +398,7 @@ def test_every_cell_requests_what_evaluation_measures():
     assert cell.arm is None or cell.arm.model in PRESETS
 
 
-def test_published_tables_are_whole():
+def test_published_tables_have_all_their_cells():
   assert {name: len(table) for name, table in RESULTS.items()} == dict(
       spdf=24, spdf_tuning=12, spdf_e2e=30, spdf_webnlg=18, spdf_dart=18,
       variable=4, variable_accuracy=16, iterative=10, llama=8, granet=2,

@@ -93,7 +93,7 @@ def test_the_chosen_plan_has_the_dense_share_or_the_longest_dense_stage(
     assert chosen.dense_steps == max(p.dense_steps for p in plans)
 
 
-def test_the_flops_of_spdf_at_75_percent_give_back_both_its_plans():
+def test_the_flops_of_static_75_percent_yield_the_static_and_variable_plan():
   steps = 24_796
   plans = stages.plan_stages(xl_flops, steps, steps * xl_flops(0.75), LEVELS)
   assert plans[0] == Stages('static', 0.75, steps, 0)
@@ -135,8 +135,8 @@ def test_the_planned_config_takes_the_flops_that_were_planned(model):
       p['steps'] * p['flops_per_step']
       for p in describe_plan(run, 'plan')['phases']
   )
-  # In the first step of a dense stage only gradients are: two of the three
-  # products still skip zeros.
+  # In the first step of a dense stage only the gradients of weights are dense:
+  # the other two products still skip zeros.
   spared = 2 / 3 * (flops(0.0) - flops(0.9))
   assert total == pytest.approx(plan.total(flops) - spared, rel=1e-4)
 
@@ -155,7 +155,7 @@ def test_steps_on_the_wafer_take_what_a_simulated_recipe_takes():
   assert seconds(0.5) >= seconds(0.75)
 
 
-def test_on_gpus_zeros_gain_nothing_and_gpus_share():
+def test_zeros_save_no_time_on_gpus_and_four_gpus_take_a_quarter():
   one = machines.step_seconds(run_at, 'h100', 1, [0.9])
   four = machines.step_seconds(run_at, 'h100', 4, [0.9])
   assert one(0.9) == one(0.0) == pytest.approx(4 * four(0.5))

@@ -92,7 +92,8 @@ def test_grids_are_run_on_one_seed_and_their_best_on_the_others():
 
 
 def test_a_rate_whose_neighbours_diverge_is_inside_the_extended_grid():
-  # The highest rate that does not diverge is the best: inf bounds it.
+  # The best rate is the highest that does not diverge; the next one has an
+  # infinite loss.
   loss = lambda rate: math.nan if rate > 4 else 1 / rate
   entry = ENTRIES[1]
   outcomes = finish(
@@ -177,7 +178,8 @@ def test_what_is_run_does_not_depend_on_the_order_in_which_runs_finish(data):
     assert tried(entry, done) == tried(entry, expected)
     best = choose(entry, done)
     if entry.arm is TASK and choose(ENTRIES[2], done) is None:
-      assert tried(entry, done) == tried(entry, {})  # It has no parent to run.
+      # Its parent is not chosen yet.
+      assert tried(entry, done) == tried(entry, {})
       continue
     if best is None:  # Half the lowest rate was tried, too.
       assert len(tried(entry, done)) == len(tried(entry, {})) + 1
@@ -218,7 +220,7 @@ TUNED = Entry(Arm('dense', task='task'), {'rate': (4.0, 8.0)}, 2)
 
 
 @pytest.mark.parametrize('best', [2.0, 8.0])
-def test_a_tied_rate_runs_no_selection_seed_and_coincides_where_it_agrees(
+def test_an_arm_with_a_given_rate_runs_only_what_is_not_there_yet(
     best
 ):
   def run(job):
@@ -264,7 +266,7 @@ def test_a_pool_that_was_killed_continues_and_finds_the_same(after, workers):
     run_pool(lambda job: run(job, after), workers=workers)
   assert len(done) == after
   outcomes, reported = run_pool(lambda job: run(job, TOTAL), done, workers)
-  assert len(ran) == len(set(ran)) == TOTAL  # None a second time.
+  assert len(ran) == len(set(ran)) == TOTAL  # No job runs twice.
   assert len(reported) == TOTAL - after
   assert outcomes == ALL
 
@@ -301,7 +303,8 @@ def test_a_run_that_is_repeated_for_its_weights_keeps_its_first_outcome():
 
   def run(job):
     disk.add(job.name)
-    if job.name in known:  # As another processor would round it.
+    # Simulates another processor, on which losses differ.
+    if job.name in known:
       return {name: 2 * value for name, value in measure(job).items()}
     return measure(job)
 
@@ -314,7 +317,7 @@ def test_a_run_that_is_repeated_for_its_weights_keeps_its_first_outcome():
 
 
 def test_runs_that_start_from_a_run_directly_follow_it():
-  # By one worker, so that weights lost with a machine have no runs left.
+  # With one worker, all runs of a parent end before the next parent is trained.
   done = {
       name: x for name, x in ALL.items()
       if not ('seed=0' not in name and name.startswith(('dense', 'static')))

@@ -134,7 +134,7 @@ def test_a_killed_preparation_continues_and_gives_the_same(
   corpus = prepare(folder, output, 'bpe-300', report=read.append)
   assert corpus.fingerprint == expected.fingerprint
   if stop_after > 4:
-    assert read[0].tokens > reports[2].tokens  # It did not begin anew.
+    assert read[0].tokens > reports[2].tokens  # It continued.
   assert corpus.train.description['source']['skipped'] == {'empty': 3}
   assert sorted(os.listdir(output)) == sorted(os.listdir(tmp_path / 'a' / 'x'))
 
@@ -220,7 +220,7 @@ def test_a_failed_call_cannot_change_what_a_later_one_writes(tmp_path):
     prepare(path, tmp_path / 'out', max_faults=0)
   write_json_lines(path, TEXTS * 20)
   fingerprint = prepare(path, tmp_path / 'out', max_faults=0).fingerprint
-  del kept  # The error holds the files that its call has opened.
+  del kept  # The error keeps the files of its call open.
   gc.collect()
   assert data.open_corpus(tmp_path / 'out').fingerprint == fingerprint
 

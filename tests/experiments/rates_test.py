@@ -34,7 +34,8 @@ def test_sparse_mup_keeps_the_changes_that_density_otherwise_shrinks():
     changes = coordinates.measure(CONFIG, name, 64, [1.0, 0.25], BASE, 1)
     first = [changes[density][0]['attn/wq'] for density in (1.0, 0.25)]
     ratio[name] = first[1] / first[0]
-  # In standard parameterization a quarter of the inputs change an output less.
+  # In the standard parameterization, outputs of a quarter of the inputs change
+  # less.
   assert ratio['standard'] < 0.5
   assert 0.75 < ratio['sparse-mup'] < 1.5
 

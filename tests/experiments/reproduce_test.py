@@ -85,7 +85,7 @@ def test_a_smoke_run_that_was_killed_continues(tmp_path):
   wait_for(lambda: outcomes(tmp_path), child)
   child.send_signal(signal.SIGKILL)
   child.communicate()
-  time.sleep(2)  # Its worker sees it.
+  time.sleep(2)  # Waits until the worker has noticed.
   before = times_of(outcomes(tmp_path))
   child = command(tmp_path, '--scale=smoke')
   output = finish(child)
@@ -222,7 +222,7 @@ def test_made_up_outcomes_of_a_fair_run_have_verdicts(
   assert set(results['runs']) == set(made_up)
   assert '; 0 left, about 0:00' in capsys.readouterr().out
   assert reproduce.run_scale(here, '', 2, False) == report
-  assert len(made_up) == len(set(made_up))  # Nothing is run again.
+  assert len(made_up) == len(set(made_up))  # No job ran twice.
 
 
 def test_refused_data_replace_no_files_of_a_pool(made_up, tmp_path):
@@ -345,7 +345,7 @@ def test_a_workdir_of_another_scale_is_refused_and_stays_as_it_is(
 def test_a_worker_that_is_killed_ends_the_pool_and_keeps_finished_runs(
     tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(sys, 'argv', ['reproduce'])  # Workers parse it.
+  monkeypatch.setattr(sys, 'argv', ['reproduce'])  # Workers parse sys.argv.
   monkeypatch.setattr(pool_data, 'prepare', prepared)
   killed_at = 'static-75/rate=0.01,seed=0'
   monkeypatch.setattr(

@@ -52,7 +52,7 @@ def test_an_estimate_is_the_sum_of_its_steps(static):
 
 
 def test_a_mask_update_takes_the_time_of_an_optimizer_step(static):
-  updated = make_run(RIGL | dict(name='set'))  # Needs no dense gradients.
+  updated = make_run(RIGL | dict(name='set'))  # SET needs no dense gradients.
   seconds = [
       run_costs.simulate_run(run, DEVICE).phases[0].seconds
       for run in (static, updated)
@@ -77,7 +77,8 @@ def test_the_selection_of_masks_has_no_products():
 
   for algorithm in (RIGL, None):
     step = run_costs.trace_step(make_run(algorithm), 4, 32)
-    assert count(step) == 3 * 6 + 3  # And the head.
+    # Three products per matrix, and three of the head.
+    assert count(step) == 3 * 6 + 3
 
 
 def test_batches_that_do_not_fit_are_split_into_micro_batches(static):

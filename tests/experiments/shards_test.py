@@ -131,7 +131,7 @@ def test_a_killed_shard_and_a_killed_join_continue(
       texts, '2/2', output=output, max_faults=0.1, report=again.append,
       **ARGUMENTS,
   )
-  assert 0 < len(again) < len(full)  # It did not begin anew.
+  assert 0 < len(again) < len(full)  # It continued.
   counts = [report.tokens for report in full[-len(again):]]
   assert [report.tokens for report in again] == counts
 

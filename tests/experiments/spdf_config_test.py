@@ -25,7 +25,7 @@ def plan_of(arg):
     ('gpt3-xl', 0.5, 1.42e20, 0.601),
     ('gpt3-xl', 0.75, 9.48e19, 0.401),
 ])
-def test_flops_of_the_plan_are_those_that_are_printed(
+def test_flops_of_the_plan_equal_the_published_ones(
     model, sparsity, flops, share
 ):
   _, phase = plan_of(f'model={model},sparsity={sparsity}')

@@ -82,7 +82,7 @@ def texts_of(tokens):
   return {bytes(part[:-1].astype(np.uint8)).decode() for part in parts}
 
 
-def test_documents_of_a_named_file_go_nowhere_else(tmp_path):
+def test_documents_of_a_validation_file_go_to_no_other_split(tmp_path):
   folder = tmp_path / 'in'
   held = {f'Held {i}' for i in range(20)}
   rest = {f'Text {i}' for i in range(20)}

@@ -68,7 +68,8 @@ def test_tiny_distances_keep_their_digits():
   moved = x + 1e-9 * np.random.default_rng(1).normal(size=x.shape)
   tree = lambda w: {'h_0': {'mlp': {'wi': {'kernel': w}}}}
   distance = cosine_distances(tree(x), tree(moved))[0, 'wi']
-  # To second order, half of the squared angle: what is moved off the direction.
+  # To second order the distance is half of the squared angle, of the part of
+  # the step that is orthogonal to x.
   step = moved - x
   off = step - x * np.vdot(x, step) / np.vdot(x, x)
   expected = np.vdot(off, off) / np.vdot(x, x) / 2

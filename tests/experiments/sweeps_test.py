@@ -37,7 +37,7 @@ RATE = 'phases.pretrain.learning_rate.peak'
     st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True),
 ))
 @settings(deadline=None)
-def test_points_are_all_choices_once(grid):
+def test_the_points_of_a_grid_are_all_combinations_once(grid):
   points = grids.points(grid)
   assert len(points) == math.prod(map(len, grid.values()))
   assert len({json.dumps(p) for p in points}) == len(points)
@@ -191,7 +191,7 @@ def test_a_sweep_with_an_executor_writes_what_one_without_does(
     assert texts[0] == texts[1]
 
 
-def test_an_index_trains_one_run_and_writes_no_ranking(tmp_path, made_up):
+def test_a_sweep_with_an_index_trains_one_run_only(tmp_path, made_up):
   text, = open_sweep(tmp_path, index=5)
   assert text == 'run 5 of 12: eval_every=2,seed=1'
   assert made_up == ['eval_every=2,seed=1']

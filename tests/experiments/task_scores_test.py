@@ -142,7 +142,7 @@ def test_texts_are_scored_by_their_protocols_and_parts(
   assert seen.value == direct.values['ter'] and seen.note == '2 inputs'
 
 
-def test_chance_has_a_column_where_answers_are_chosen_among():
+def test_multiple_choice_scores_have_a_column_for_chance():
   plain = sheets.Score('lambada', 'x', 'accuracy', 0.5, '4 items')
   assert 'chance' not in sheets.format_scores([plain])
   chosen = sheets.Score('piqa', 'x', 'accuracy', 0.6, '5 items', 0.5)

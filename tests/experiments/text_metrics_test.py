@@ -47,13 +47,13 @@ REFERENCES = [
 
 
 @pytest.mark.parametrize('score, published', [(bleu, 48.53), (chrf, 59.73)])
-def test_scores_of_the_published_example(score, published):
+def test_metrics_equal_published_scores_of_an_example(score, published):
   assert round(score(HYPOTHESES, REFERENCES), 2) == published
 
 
 def test_bleu_is_cased_and_smoothed():
   assert bleu(['A B C D E'], ['a b c d e']) == 0
-  # 0 of 2 4-grams match: counted as half of one, the first order without.
+  # None of two 4-grams matches, the first such order, which counts as 1/2.
   expected = 100 * (3 / 5 * 2 / 4 * 1 / 3 * (1 / 2) / 2) ** 0.25
   assert bleu(['a b c x y'], ['a b c d e']) == pytest.approx(expected)
 
@@ -64,7 +64,7 @@ def test_numbers_of_references_may_differ(score):
   mixed = score(texts, [['x y', 'a b c d e', 'z'], 'f g h i j'])
   assert mixed == pytest.approx(100)
   # A missing reference is left out; it is not an empty one.
-  hypotheses = ['a b c d', 'p q']  # to which an empty one would be closest
+  hypotheses = ['a b c d', 'p q']  # an empty reference would be the closest one
   padded = [['a b c d e', 'a b c x'], ['p q r s t', 'p q r s t']]
   missing = [['a b c d e', 'a b c x'], ['p q r s t']]
   assert score(hypotheses, missing) == score(hypotheses, padded)
@@ -114,13 +114,13 @@ def test_unknown_names_are_refused_with_the_nearest():
 
 
 def test_a_missing_reference_is_of_length_zero_in_multi_bleu():
-  # 4 words stand nearer to 6 than to 0, 2 words nearer to 0.
+  # The closest reference length: 4 is closer to 6 than to 0.
   assert multi_bleu(['a b c d'], [['a b c d e f']]) < 100
   pair = ['a b c d', 'x y z w'], [['a b c d'], ['x y z w', 'q']]
   assert multi_bleu(*pair) == pytest.approx(100)
   far = multi_bleu(['a b c d', 'x'], [['a b c d', 'y'], ['x y z', 'x y']])
   kept = multi_bleu(['a b c d', 'x'], [['a b c d', ''], ['x y z']])
-  assert kept == pytest.approx(100)  # 'x' is nearer to nothing than to three.
+  assert kept == pytest.approx(100)  # The length 1 is closer to 0 than to 3.
   assert far < 100
 
 
@@ -128,13 +128,13 @@ def test_nist_equals_a_computation_by_hand():
   # 3 words once each: log2 3 bits a word; each bigram and trigram is certain
   # given what comes before it.
   assert nist(['a b c'], [['a b c']]) == pytest.approx(math.log2(3))
-  # Two thirds of the length are worth half.
+  # The brevity penalty of two thirds of the length is one half.
   assert nist(['a b'], [['a b c']]) == pytest.approx(math.log2(3) / 2)
-  # One word too many costs precision, not length: 3 of 4 words tell.
+  # An extra word lowers the precision to 3 of 4, without a brevity penalty.
   assert nist(['a b c x'], [['a b c']]) == pytest.approx(3 * math.log2(3) / 4)
 
 
-def test_reference_lengths_of_the_two_nists():
+def test_the_two_nists_average_reference_lengths_differently():
   hypotheses = ['a b c d e f', 'a b c d e f']
   references = [['a b c d e f g h i j'], ['a b c d e f'] * 3]
   # 10 + 18 words over 2 references a segment, against 10 + 6 words.
@@ -156,7 +156,7 @@ def test_rouge_l_takes_precision_and_recall_from_different_references():
   assert rouge_l([''], [['a']]) == 0
 
 
-def test_cider_of_a_rare_and_a_common_word():
+def test_cider_ignores_a_word_of_all_documents():
   # 'the' is in both documents and tells nothing.
   score = cider(['the cat', 'the'], [['the cat'], ['the dog']])
   # Orders 1 and 2 of the first agree; of the second nothing does.
@@ -252,14 +252,14 @@ def test_ter_of_small_texts_equals_a_count_by_hand(words, wanted, edits):
   assert translation_edits(words.split(), wanted.split()) == edits
 
 
-def test_ten_words_move_together_and_eleven_do_not():
+def test_ter_shifts_ten_words_at_once_but_not_eleven():
   for count, edits in ((10, 1), (11, 2)):
     run = [f'w{i}' for i in range(count)]
     rest = [f'r{i}' for i in range(30)]
     assert translation_edits(rest + run, run + rest) == edits
 
 
-def test_segment_minima_of_published_example():
+def test_segment_minima_of_the_published_example_equal_the_published_ones():
   # Snover et al. 2006, section 2: one shift, two edits, one word more.
   reference = ('SAUDI ARABIA denied THIS WEEK information published in the'
                ' AMERICAN new york times')

@@ -132,7 +132,7 @@ def test_products_are_below_the_roofline():
   refuse('no products', plots.plot_roofline, wafer.report_on(Program(), DEVICE))
 
 
-def test_on_a_gpu_only_two_of_four_zeros_save_time():
+def test_only_2_4_sparsity_saves_time_on_a_gpu():
   gpu = 'h100'
   dense = training_step(GPT3_XL, 64, 2048)
   half = training_step(GPT3_XL, 64, 2048, 0.5)

@@ -40,7 +40,7 @@ _CASE = flags.DEFINE_integer('case', None, 'Only this case.')
 Target = Callable[[np.random.Generator], str]
 
 REFUSED = (ValueError, OSError, ImportError)
-_SECONDS, _BYTES = 60, 1 << 30  # Bounds of a case.
+_SECONDS, _BYTES = 60, 1 << 30  # Limits of a case.
 
 TARGETS = dict(
     checkpoints=runs.fuzz_checkpoints, corpora=inputs.fuzz_corpora,
@@ -94,7 +94,7 @@ def outcome_of(
     is_sentence = '\n' not in text and causes.search(text)
     kind = type(error).__name__
     return ('refused', text) if is_sentence else ('raw', f'{kind}: {text}')
-  except Exception as error:  # Whatever it is, it is counted.
+  except Exception as error:  # Every error counts.
     return 'raw', f'{type(error).__name__}: {error}'
   finally:
     signal.alarm(0)
@@ -112,7 +112,7 @@ def main(argv: list[str]) -> int:
       tempfile.TemporaryDirectory() as folder,
       contextlib.chdir(folder),  # Configs may name folders to write to.
   ):
-    tempfile.tempdir = folder  # Of the tracebacks that commands keep.
+    tempfile.tempdir = folder  # Folder for the tracebacks that commands write.
     for name in names:
       path = pathlib.Path(folder, name)
       path.mkdir()

@@ -241,7 +241,7 @@ def test_a_clip_before_the_optimizer_shrinks_kept_gradients(scanned):
 
 
 def test_masks_may_be_made_under_checkify():
-  # Kauldron makes the optimizer state so.
+  # Kauldron creates the optimizer state in this way.
   tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.75), key=0)
   init = checkify.checkify(jax.jit(tx.init))
   params = {'w': jnp.ones((8, 8)), 'v': jnp.ones((8, 4))}

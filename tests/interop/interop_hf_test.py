@@ -159,7 +159,7 @@ def test_gradient_norms_equal_those_of_transformers(name, tmp_path):
   with torch.no_grad():
     for parameter in theirs.parameters():
       parameter.copy_(parameter.grad)
-  # Their gradients, laid out as our parameters by the way weights take.
+  # Saved as if they were weights, gradients are converted to our layout.
   theirs.save_pretrained(tmp_path / 'gradients')
   want = by_name(interop.load_hf(tmp_path / 'gradients').params)
 
@@ -177,7 +177,7 @@ def test_gradient_norms_equal_those_of_transformers(name, tmp_path):
     norm, expected = np.linalg.norm(grads[path]), np.linalg.norm(x)
     is_gpt = isinstance(config, models.GPTConfig)
     if is_gpt and path.endswith('attn/wk/bias'):
-      # All keys moved alike change nothing, if they are not rotated.
+      # Without rotary positions a bias of all keys does not change the softmax.
       assert max(norm, expected) < 1e-5 * largest
       continue
     assert norm == pytest.approx(expected, rel=RTOL), path

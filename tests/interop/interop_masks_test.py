@@ -52,7 +52,7 @@ def test_a_compact_model_holds_kept_values_and_a_bit_per_weight(tmp_path):
   assert name not in tensors
 
 
-def test_a_mask_of_one_projection_leaves_the_others_whole(tmp_path):
+def test_a_mask_of_one_attention_projection_prunes_no_other(tmp_path):
   params = make_params(GPT)
   only = make_mask(params)['h_0']['attn']['wk']['kernel']
   mask = jax.tree.map(lambda x: None, params)

@@ -163,7 +163,7 @@ def test_tensors_are_written_as_the_library_writes_them(tmp_path):
   assert len(sizes) == 1
 
 
-def test_gpt_matrices_are_written_in_out_and_attention_in_one(saved):
+def test_gpt_matrices_are_written_as_inputs_by_outputs_with_one_for_qkv(saved):
   params, tensors = make_params(GPT), read(saved / 'gpt/model.safetensors')
   layer = params['h_1']
   joined = np.concatenate(
@@ -178,7 +178,7 @@ def test_gpt_matrices_are_written_in_out_and_attention_in_one(saved):
   assert 'lm_head.weight' not in tensors
 
 
-def test_llama_matrices_are_written_out_in(saved):
+def test_llama_matrices_are_written_as_outputs_by_inputs(saved):
   params, tensors = make_params(LLAMA), read(saved / 'llama/model.safetensors')
   attention, mlp = params['h_1']['attn'], params['h_1']['mlp']
   name = 'model.layers.1.{}_proj.weight'.format

@@ -68,7 +68,8 @@ def llama_tokenizer(folder):
   )
   write(folder, model, tokenizer_config=dict(
       tokenizer_class='PreTrainedTokenizerFast', bos_token='<|begin|>',
-      eos_token='<|end|>', unk_token='be',  # Only this file names it.
+      # Only this file names the unknown token.
+      eos_token='<|end|>', unk_token='be',
   ), generation_config=dict(
       bos_token_id=0, eos_token_id=[1, 2], temperature=0.6, top_p=0.9,
       do_sample=True,
@@ -187,7 +188,7 @@ def test_three_round_trips_keep_ids_logits_and_texts(name, tmp_path):
   folder = tmp_path / 'ours'
   params = make_params(config)
   interop.save_hf(folder, config, params)
-  if name == 'mistral':  # Ours writes it as a Llama.
+  if name == 'mistral':  # save_hf writes a Mistral as a Llama.
     fields = json.loads((folder / 'config.json').read_text())
     fields |= dict(model_type='mistral', architectures=['MistralForCausalLM'])
     (folder / 'config.json').write_text(json.dumps(fields))

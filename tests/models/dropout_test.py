@@ -198,7 +198,7 @@ def test_models_are_evaluated_without_dropout():
 
 
 @pytest.mark.parametrize('rate', [1, float('nan'), 'high'])
-def test_a_rate_is_below_one(rate):
+def test_a_dropout_rate_of_one_or_more_is_refused(rate):
   config = CONFIG | {'model': CONFIG['model'] | dict(dropout=rate)}
   refuse('dropout.* is .*; ', training.parse, config)
 

@@ -60,8 +60,8 @@ MODELS = {
 def test_a_logit_depends_on_no_later_token(name):
   model = MODELS[name]
   params = make_params(model.config)
-  tokens = np.arange(L)[None]  # Every token once.
-  # Moves the positions of a GPT, whose embeddings are also the head.
+  tokens = np.arange(L)[None]  # Each token occurs once.
+  # Perturbs the positions of a GPT, whose embeddings are also the head.
   moved = 'wte' if name == 'llama' else 'wpe'
   at = lambda embedding: model.apply(
       {'params': params | {moved: {'embedding': embedding}}}, tokens
@@ -135,7 +135,8 @@ def test_loop_and_scan_give_the_same_logits_and_gradients(make):
   np.testing.assert_allclose(scanned[0], logits, rtol=1e-5, atol=1e-5)
   largest = max(np.abs(grad).max() for grad in grads)
   for grad, wanted in zip(scanned[1], grads, strict=True):
-    # Softmax does not see the bias of keys: its gradient is rounding.
+    # A bias of keys does not change the softmax: its gradient is a rounding
+    # error.
     scale = max(np.abs(wanted).max(), 1e-3 * largest)
     np.testing.assert_allclose(grad, wanted, rtol=0, atol=1e-5 * scale)
 
@@ -195,7 +196,7 @@ def test_logits_equal_a_plain_llama(changes):
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(0, 2**16))
-def test_scores_depend_on_the_distance_only(i, j, seed):
+def test_attention_scores_depend_only_on_the_distance_of_tokens(i, j, seed):
   rng = np.random.default_rng(seed)
   turns = rotary.frequencies(rotary.Rotary(), 8)
   q, k = rng.standard_normal((2, 1, 1, 1, 8)).astype(np.float32)
@@ -246,7 +247,7 @@ def test_activations_and_multipliers_equal_their_formulas():
   )
   assert 1e-5 < np.abs(logits(activation='gelu') - logits()).max() < 0.1
   np.testing.assert_allclose(logits(logits_scale=0.5), logits() / 2, rtol=1e-6)
-  # The head is tied, so it is brought back.
+  # The head is tied, so the logits are divided by the same factor.
   larger = {
       k: {'embedding': 10 * v['embedding']} if k in ('wte', 'wpe') else v
       for k, v in params.items()
@@ -254,7 +255,7 @@ def test_activations_and_multipliers_equal_their_formulas():
   np.testing.assert_allclose(
       logits(embeddings_scale=10.0), logits(larger) / 10, rtol=1e-4, atol=1e-4
   )
-  # Dividing by the size is dividing by the root twice.
+  # Dividing by the head size is dividing twice by its root.
   halved = jax.tree_util.tree_map_with_path(
       lambda path, x: x / 2 if 'wq' in path_name(path) else x, params
   )

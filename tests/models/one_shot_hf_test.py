@@ -92,6 +92,6 @@ def test_a_llama_is_pruned_as_by_torch(prune, tmp_path):
   for name in hidden:
     ours, want = np.asarray(by_name(pruned)[name]), expected[name]
     assert ((ours == 0) == (want == 0)).mean() >= 0.999
-    # Where a weight was pruned in one only, the others of its column differ.
+    # Columns whose masks differ have other updates of the kept weights.
     equal = ((ours == 0) == (want == 0)).all(axis=0)
     np.testing.assert_allclose(ours[:, equal], want[:, equal], atol=1e-4)

@@ -271,5 +271,5 @@ def test_methods_are_compared_before_and_after_training(tmp_path):
   table = (tmp_path / 'results' / 'table.md').read_text()
   assert len(table.splitlines()) == 6 and '| 75% | wanda | ' in table
   assert (tmp_path / 'results' / 'perplexity.png').stat().st_size > 10_000
-  # A second call measures nothing again.
+  # A second call reads the results of the first.
   assert 'wanda' not in command.run(*arguments).output

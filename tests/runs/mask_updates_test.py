@@ -56,7 +56,7 @@ STILL = read.RunRecord(
 
 def test_a_row_has_the_last_mask_update_before_it():
   updates = read.mask_updates_in(DYNAMIC, DYNAMIC.phases[0])
-  # The changes at 30 and 35 share a row: of the first nothing is known.
+  # The updates at 30 and 35 fall between two rows: only the last one is logged.
   assert [change.step for change in updates] == [20, 35]
   assert [change.survival for change in updates] == [0.6, 0.8]
   (dense,) = read.mask_updates_in(DYNAMIC, DYNAMIC.phases[1])

@@ -210,7 +210,7 @@ def test_layer_sparsity_has_a_cell_for_each_layer_and_phase():
   np.testing.assert_allclose(sparsities[:, 0], [0.75] * 13 + [0.375])
   assert not sparsities[:, 1:].any()
   texts = [text.get_text() for text in figure.axes[2].texts]
-  # The static run has three layers only; the others are not made up.
+  # The static run has three layers; cells of other layers have no number.
   assert texts[::2] == ['83.8%'] * 3 + ['–'] * 9 + ['83.8%', '41.9%']
 
 

@@ -321,7 +321,7 @@ def test_curves_that_do_not_overlap_are_not_compared(tmp_path, runs):
   assert comparison.spent == 520 and comparison.losses[0] is None
 
 
-def test_losses_of_other_tokens_are_not_compared(tmp_path, runs):
+def test_losses_on_different_corpora_are_not_compared(tmp_path, runs):
   other = make_run(
       tmp_path / 'other', [phase('pre', 0, 100, 0.0)],
       [evaluation(50, 9.0, 9.0), evaluation(100, 2.0, 2.0)],

@@ -96,7 +96,7 @@ def test_pruning_by_importance_follows_its_schedule():
 
 
 @pytest.mark.parametrize('backward', [0.5, 0.0])
-def test_two_masks_follow_the_weights(backward):
+def test_top_kast_keeps_a_forward_and_a_wider_backward_mask(backward):
   algorithm = examples()['top_kast'](0.9, backward)
   for _, state, _ in train(algorithm, 4):
     assert state.mask['o'].all()

@@ -195,7 +195,8 @@ def test_masks_are_those_of_the_paper(name):
     before = step - 10 if step > 10 else 0
     sparsity = algorithm.sparsity_at(before, SHAPED)['deep']
     params, grads, mask = make_trees(seed, ties, sparsity)
-    # Not the key of the mask, by which all that is dropped would grow again.
+    # Another key than that of the mask, with which all dropped weights would
+    # grow again.
     key = jax.random.key(seed + 1000)
     updated = update(key, jnp.int32(step), mask, params, grads)
     keys = leaf_keys(key, params)
@@ -272,7 +273,7 @@ def test_iterative_model_wide_prunes_a_share_of_all_that_remains(
   mask, wanted, total = None, None, 3 * 4 * 6 + 2 * 8 * 5
   left = total
   for i, fraction in enumerate(fractions_pruned):
-    # New weights, also where pruned; those of one layer are the smallest.
+    # Draws all weights anew, also pruned ones; one layer has the smallest.
     params, _, _ = make_trees(seed + i, ties, 0.0)
     params['h_1'] = params['h_1'] * 2**-9
     if mask is None:

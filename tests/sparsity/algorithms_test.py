@@ -116,7 +116,7 @@ def test_the_last_mask_has_the_scheduled_sparsity(name, every, until):
 
 
 @pytest.mark.parametrize('name', ['gmp', 'granet'])
-def test_a_number_rises_from_zero_until_the_last_update(name):
+def test_a_constant_sparsity_is_reached_by_a_cubic_schedule(name):
   times = dict(update_every=5, update_until=12)
   number, scheduled = (
       SCHEDULED[name](sparsity, **times)
@@ -132,7 +132,7 @@ def test_no_update_is_added_where_the_sparsity_has_not_changed(name):
       (lambda step: 0.8, 5, [5, 10]),
       (spdf.cubic(0.0, 0.8, 9), 5, [5, 10]),
       (spdf.periodic([0.0, 0.8], 4), 10, [5]),
-      (spdf.cubic(0.0, 0.8, 12), [5, 10], [5, 10]),  # As the user lists them.
+      (spdf.cubic(0.0, 0.8, 12), [5, 10], [5, 10]),  # A list of steps.
       (spdf.cubic(0.0, 0.8, 12), lambda t: t in (5, 10), [5, 10]),
   ):
     algorithm = SCHEDULED[name](
@@ -189,7 +189,7 @@ def test_grown_weights_start_at_zero_with_zero_momentum():
     optax.adafactor(0.1, factored=False, momentum=0.9),
     optax.contrib.muon(0.1),
 ], ids=['adafactor', 'muon'])
-def test_an_optimizer_has_no_state_of_weights_that_are_grown(inner):
+def test_moments_of_grown_weights_are_zero(inner):
   seen = []
 
   def spy(updates, state, params=None, **extra):

@@ -154,7 +154,7 @@ def test_one_algorithm_for_all_labels_is_that_algorithm_bit_for_bit():
     jax.tree.map(np.testing.assert_array_equal, one[:2], other[:2])
 
 
-def test_sparsities_of_a_whole_are_of_the_group():
+def test_distributions_in_a_partition_apply_within_their_group():
   # ERK over the two attention leaves alone, equal in shape: the same sparsity.
   algorithm = two(
       spdf.static(0.5, distribution=spdf.erk),
@@ -174,7 +174,7 @@ def test_sparsities_of_a_whole_are_of_the_group():
   assert counts['h_0', 'attn'] == 32
 
 
-def test_times_are_those_of_any_member():
+def test_a_partition_updates_masks_whenever_a_member_does():
   members = [
       spdf.rigl(0.5, update_every=4, update_until=8, skip_gradient_step=True),
       spdf.sparse_evolution(0.5, update_every=6, update_until=12),

@@ -100,12 +100,12 @@ def assert_close(packed, dense):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
-def test_under_jit_updates_are_equal_to_rounding():
+def test_under_jit_updates_agree_up_to_rounding():
   dense, packed = run_both(OPTIMIZERS['restarted chain'](), jit=jax.jit)
   assert_close(packed, dense)
 
 
-def test_sums_over_a_leaf_are_right_to_rounding():
+def test_optimizers_that_sum_over_a_leaf_agree_up_to_rounding():
   dense, packed = run_both(optax.chain(
       optax.clip_by_global_norm(0.5), optax.lamb(0.1)
   ))
@@ -117,11 +117,11 @@ def test_sums_over_a_leaf_are_right_to_rounding():
     functools.partial(optax.apply_if_finite, max_consecutive_errors=3),
 ])
 def test_transformations_inside_sparsify_are_packed_with_the_optimizer(wrap):
-  # Both compile what they wrap, so that it is equal to rounding.
+  # Both wrappers compile the transformation, so results agree up to rounding.
   assert_close(*reversed(run_both(optax.adam(0.1), wrap=wrap)))
 
 
-def test_parts_with_optimizers_of_their_own_are_packed():
+def test_parameters_under_optax_partition_are_packed():
   labels = {'w': 'a', 'stack': 'b', 'bias': 'b'}
   _, params, _ = start(optax.adam(0.1))
   tx = optax.partition({

@@ -1,8 +1,9 @@
 """The conformance suite: every algorithm, every optimizer, every wrapper.
 
 In the manner of the suite that optax's own optimizers pass. Every
-algorithm is paired with AdamW and every optimizer with RigL; each pair is
-compiled and trained once, and the tests then check that run.
+algorithm is paired with AdamW, and every optimizer with RigL and with
+`hard_threshold`; each pair is compiled and trained once, and the tests then
+check that run.
 """
 
 import functools
@@ -30,7 +31,8 @@ from tests.sparse_parabola import train
 from tests.sparse_parabola import ZERO
 from tests.tiers import slow_except
 
-WATCHED, ALL = 14, 400  # Steps; masks rest after the watched ones.
+# Numbers of steps; masks are fixed after the first of them.
+WATCHED, ALL = 14, 400
 RATE = optax.cosine_decay_schedule(0.1, ALL)
 INNER = {
     'adamw': lambda: optax.adamw(RATE),
@@ -63,16 +65,27 @@ AROUND = {
     ),
 }
 OPTIMIZERS = [*INNER, *AROUND]
-# The two edges of the product, and two corners.
+# Two edges of the table of optimizers and algorithms, and two corners.
 PAIRS = [('adamw', algorithm) for algorithm in CASES]
-PAIRS += [(optimizer, 'rigl') for optimizer in OPTIMIZERS[1:]]
+PAIRS += [
+    (optimizer, algorithm) for algorithm in ('rigl', 'hard_threshold')
+    for optimizer in OPTIMIZERS[1:]
+]
 PAIRS += [('MultiSteps', 'gmp'), ('partition', 'gmp')]
-each_pair = pytest.mark.parametrize('optimizer, algorithm', slow_except(
-    [pair for pair in PAIRS if pair[0] in (
-        'adamw', 'sgd', 'muon', 'schedule_free_adamw', 'MultiSteps',
-    )],
-    PAIRS,
-))
+# The inner optimizer of `hard_threshold` is dense.
+MASKED = [pair for pair in PAIRS if pair[1] != 'hard_threshold']
+
+
+def each(pairs):
+  return pytest.mark.parametrize('optimizer, algorithm', slow_except(
+      [pair for pair in pairs if pair[0] in (
+          'adamw', 'sgd', 'muon', 'schedule_free_adamw', 'MultiSteps',
+      )],
+      pairs,
+  ))
+
+
+each_pair = each(PAIRS)
 
 
 class SpyState(NamedTuple):
@@ -102,7 +115,8 @@ def spying_on(inner):
 
 def build(optimizer, algorithm):
   inner = INNER[optimizer if optimizer in INNER else 'adamw']()
-  tx = spdf.sparsify(spying_on(inner), CASES[algorithm].make(), key=0)
+  case = CASES[algorithm]
+  tx = case.wrap(spying_on(inner), case.make(), key=0)
   return AROUND.get(optimizer, lambda tx: tx)(tx)
 
 
@@ -118,8 +132,8 @@ class Run(NamedTuple):
   steps: list[tuple[Any, Any]]
   """Parameters and state: the first, and after each of the watched steps."""
 
-  end: Any
-  """Parameters after all steps."""
+  end: tuple[Any, Any]
+  """Parameters and state after all steps."""
 
   compilations: int
 
@@ -139,7 +153,7 @@ def run(optimizer, algorithm):
     params, state = step(params, state, ZERO)
     if i < often * WATCHED:
       steps.append(to_host((params, state)))
-  result = Run(steps, to_host(params), step._cache_size(), shapes)
+  result = Run(steps, to_host((params, state)), step._cache_size(), shapes)
   return result
 
 
@@ -149,7 +163,7 @@ def test_pruned_weights_are_exactly_zero_after_every_step(optimizer, algorithm):
     assert_zero_off_mask(params, spdf.get_mask(state))
 
 
-@each_pair
+@each(MASKED)
 def test_inner_transformations_see_nothing_of_pruned_weights(
     optimizer, algorithm
 ):
@@ -158,7 +172,7 @@ def test_inner_transformations_see_nothing_of_pruned_weights(
     masks = dict(zip(('h_0', 'h_1'), kernels(spdf.get_mask(state))))
     seen = find(SpyState, state).seen
     for path, x in jax.tree_util.tree_leaves_with_path(seen):
-      # Whatever has a kernel's shape belongs to the one in its path.
+      # An array of a kernel's shape belongs to the kernel of its path.
       if np.shape(x) == (8, 12):
         owner = re.search(r'h_\d', jax.tree_util.keystr(path))[0]
         assert (x[~masks[owner]] == 0).all(), path
@@ -217,28 +231,29 @@ def excess(params, mask):
 @each_pair
 def test_a_parabola_converges_to_its_masked_optimum(optimizer, algorithm):
   result = run(optimizer, algorithm)
-  mask = spdf.get_mask(result.steps[-1][1])
-  assert excess(result.end, mask) < 1e-2 * excess(result.steps[0][0], mask)
+  params, state = result.end
+  mask = spdf.get_mask(state)
+  assert excess(params, mask) < 1e-2 * excess(result.steps[0][0], mask)
 
 
-@pytest.mark.parametrize('algorithm', ['gmp', 'rigl'])
+@pytest.mark.parametrize('algorithm', ['gmp', 'rigl', 'hard_threshold'])
 def test_bfloat16_parameters_keep_their_dtype_and_exact_zeros(algorithm):
-  tx = spdf.sparsify(optax.adamw(0.1), CASES[algorithm].make(), key=0)
+  case = CASES[algorithm]
+  tx = case.wrap(optax.adamw(0.1), case.make(), key=0)
   steps = list(train(tx, make_params(dtype=jnp.bfloat16), WATCHED))
   for i, (params, state) in enumerate(steps):
     assert all(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(params))
     assert_zero_off_mask(params, spdf.get_mask(state))
     counts = sum(m.sum() for m in kernels(spdf.get_mask(state)))
-    assert counts == CASES[algorithm].kept(max(i - 1, 0))[0]
+    assert counts == case.kept(max(i - 1, 0))[0]
 
 
-@pytest.mark.parametrize('algorithm', ['rigl', 'gmp'])
+@pytest.mark.parametrize('algorithm', ['rigl', 'gmp', 'hard_threshold'])
 def test_frozen_modules_keep_every_weight(algorithm):
+  case = CASES[algorithm]
   tx = optax.partition(
       {
-          'trained': spdf.sparsify(
-              optax.adamw(0.1), CASES[algorithm].make(), key=0
-          ),
+          'trained': case.wrap(optax.adamw(0.1), case.make(), key=0),
           'frozen': optax.set_to_zero(),
       },
       lambda params: {
@@ -251,7 +266,7 @@ def test_frozen_modules_keep_every_weight(algorithm):
     mask = spdf.get_mask(state)
     assert mask['h_0'] is None
     trained = mask['h_1']['kernel']
-    assert int(trained.sum()) == CASES[algorithm].kept(max(i - 1, 0))[1]
+    assert int(trained.sum()) == case.kept(max(i - 1, 0))[1]
     assert (params['h_1']['kernel'][~trained] == 0).all()
     moved = params['h_1']['bias'] != initial['h_1']['bias']
     assert bool(moved.all()) == (i > 0)
@@ -319,7 +334,7 @@ def test_models_of_any_library_train_by_the_same_lines(make):
       params, lambda params: jnp.mean((predict(params) - Y) ** 2)
   )
   assert losses[-1] < 0.5 * losses[0]
-  # 8 x 32 and 32 x 4, or transposed; masks and models fit each other.
+  # The matrices are 8 x 32 and 32 x 4, or transposed.
   kept = {m.size: int(m.sum()) for m in jax.tree.leaves(mask)}
   assert kept == {256: 64, 128: 32}
   for p, m in zip(

@@ -90,7 +90,7 @@ def test_fraction_of_is_integer_arithmetic(counts, fraction):
 
 @settings(deadline=None)
 @given(COUNTS, st.integers(0, 1000))
-def test_round_shares_of_round_counts_are_exact(n, thousandths):
+def test_thousandths_of_multiples_of_1000_are_exact(n, thousandths):
   n = n // 1000 * 1000 % 1_000_000
   exact = n // 1000 * thousandths
   assert int(fraction_of(n, fixed(thousandths / 1000))) == exact
@@ -139,7 +139,7 @@ def test_patterns_may_have_schedules_and_keep_their_order():
 
 def test_structures_count_units_of_a_group():
   params = {'w': leaf(3, 16, 80)}
-  # Of 8 x 10 blocks 3/4 go.
+  # 3/4 of 8 x 10 blocks are pruned.
   table = kept_table(params, 0.75, uniform, structure=Blocks())
   assert table['w'].tolist() == [20]
   # A model keeps weights, whatever its units are.

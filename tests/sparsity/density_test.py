@@ -71,7 +71,7 @@ def test_rates_follow_a_schedule_of_sparsity_at_every_step():
     )
 
 
-def test_updates_at_the_base_are_those_without_it_bit_for_bit():
+def test_updates_at_the_base_density_are_unscaled_bit_for_bit():
   tx = sparse(spdf.static(0.5), optax.adam(0.1), base_density=0.5)
   plain = spdf.sparsify(
       optax.adam(0.1), spdf.static(0.5), where=WHERE, key=0

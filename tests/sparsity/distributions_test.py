@@ -136,7 +136,7 @@ def test_erk_counts_the_sizes_of_kernels(algorithm, layers):
 
 @settings(deadline=None, max_examples=100)
 @given(SHAPES, st.floats(0, 0.999))
-def test_igq_presses_all_layers_with_one_force(shapes, sparsity):
+def test_igq_gives_all_layers_the_same_force(shapes, sparsity):
   sparsities = spdf.igq([leaf(*shape) for shape in shapes], sparsity)
   sizes = [math.prod(shape) for shape in shapes]
   kept = sum(size * (1 - s) for size, s in zip(sizes, sparsities))

@@ -10,13 +10,6 @@ import spdf_jax as spdf
 from spdf_jax.sparsity import storage
 from spdf_jax.sparsity import tracking
 from spdf_jax.sparsity.algorithms import largest
-from tests.sparse_parabola import kernels
-from tests.sparse_parabola import make_params
-from tests.sparse_parabola import make_step
-from tests.sparse_parabola import start
-from tests.sparse_parabola import TARGET
-from tests.sparse_parabola import train
-from tests.sparse_parabola import ZERO
 
 STEPS, ANNEAL = 60, 30
 WHERE = {
@@ -235,41 +228,6 @@ def test_bfloat16_masks_rank_the_weights_as_they_are_applied():
   spdf.check_zeros(params, state)
 
 
-AROUND = {
-    'MultiSteps': lambda tx: optax.MultiSteps(tx, 2),
-    'apply_if_finite': lambda tx: optax.apply_if_finite(tx, 3),
-    'partition': lambda tx: optax.partition(
-        {'own': tx, 'other': optax.adamw(0.1)}, {
-            'h_0': {'kernel': 'own', 'bias': 'other'},
-            'h_1': {'kernel': 'own', 'bias': 'other'},
-            'wte': {'embedding': 'other'},
-        },
-    ),
-}
-INNER = {
-    'adamw': lambda: optax.adamw(0.1),
-    'lion': lambda: optax.lion(0.1),
-    'adafactor': lambda: optax.adafactor(0.1, min_dim_size_to_factor=4),
-    'muon': lambda: optax.contrib.muon(0.1),
-    'schedule_free': lambda: optax.contrib.schedule_free_adamw(0.1),
-    'clipped': lambda: optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adam(0.1)
-    ),
-    'inject_hyperparams': lambda: optax.inject_hyperparams(optax.adamw)(0.1),
-}
-
-
-@pytest.mark.parametrize('name', [*INNER, *AROUND])
-def test_any_optimizer_and_wrapper_keeps_exact_counts_and_zeros(name):
-  tx = spdf.hard_threshold(INNER.get(name, INNER['adamw'])(), 0.75)
-  tx = AROUND.get(name, lambda tx: tx)(tx)
-  types = jax.eval_shape(lambda params: (params, tx.init(params)), TARGET)
-  for params, state in train(tx, make_params(), 12):
-    spdf.check_zeros(params, state)
-    assert [int(m.sum()) for m in kernels(spdf.get_mask(state))] == [24, 24]
-    assert jax.eval_shape(lambda x: x, (params, state)) == types
-
-
 def test_an_optimizer_of_nnx_has_the_same_zeros():
   nnx = pytest.importorskip('flax.nnx')
   model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
@@ -281,15 +239,6 @@ def test_an_optimizer_of_nnx_has_the_same_zeros():
     )
   spdf.check_zeros(nnx.state(model, nnx.Param), optimizer.opt_state)
   assert int((model.kernel[...] != 0).sum()) == 16
-
-
-def test_a_run_compiles_once():
-  tx = spdf.hard_threshold(optax.adam(0.1), SPARSITY, update_until=5)
-  step = make_step(tx)
-  params, state = start(tx, make_params())
-  for _ in range(4):
-    params, state = step(params, state, ZERO)
-  assert step._cache_size() == 1
 
 
 PARAMS = {'w': jnp.ones((4, 8)), 'bias': jnp.ones(8), 'scalar': jnp.ones(())}

@@ -172,9 +172,9 @@ WRAPPERS = {
     'contrib.schedule_free': lambda tx: optax.contrib.schedule_free(tx, 0.01),
     'contrib.split_real_and_imaginary': optax.contrib.split_real_and_imaginary,
 }
-# They do what a function of the caller does.
+# These apply a function of the caller.
 OF_A_FUNCTION = ('measure_with_ema', 'stateless', 'stateless_with_tree_map')
-# They take the gradients of single examples.
+# These take the gradients of single examples.
 PER_EXAMPLE = ('contrib.differentially_private_aggregate', 'contrib.dpsgd')
 
 STEPS = 12
@@ -283,7 +283,7 @@ def outside(name):
       )
       for make in ALGORITHMS.values()
   )
-  # Where a part sets the size of updates, the loss tells nothing of zeros.
+  # A part that sets the size of updates may diverge with exact zeros, too.
   return tuple('kept' if each == 'diverges' else each for each in outcomes)
 
 

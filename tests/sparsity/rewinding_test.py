@@ -56,7 +56,7 @@ def test_learning_rate_is_an_exact_sawtooth():
 
 @settings(deadline=None, max_examples=50)
 @given(MANY_ROUNDS)
-def test_every_step_is_that_of_its_round(rounds):
+def test_a_rewound_schedule_repeats_the_steps_of_each_round(rounds):
   wanted = [r.rewind_to + i for r in rounds for i in range(r.steps)]
   wanted += [wanted[-1] + 1, wanted[-1] + 2]  # The last round goes on.
   schedule = rewind_schedule(lambda step: step, rounds)

@@ -163,7 +163,7 @@ def test_synflow_revives_nothing_when_scores_become_zero(monkeypatch):
   assert np.flatnonzero(mask['w']).tolist() == [1, 5, 6, 7]
 
 
-def test_all_layers_are_one_group_by_default_and_none_under_uniform():
+def test_saliency_ranks_all_layers_together_except_under_uniform():
   params = as_jax(network())
   scale = {'h_0': 1.0, 'h_1': 2.0, 'h_2': 3.0}
 

@@ -256,7 +256,7 @@ MASKS = textwrap.dedent('''
 
 @functools.cache
 def run(name, script=UPDATES):
-  # What is sent, and held, is settled before the last stage of compilation.
+  # Communication and memory do not depend on the last stage of compilation.
   flags = os.environ.get('XLA_FLAGS', '')
   flags += ' --xla_backend_optimization_level=0'
   code = f'NAME = {name!r}\n' + PRELUDE + script

@@ -186,7 +186,7 @@ def test_groups_are_a_partition_of_algorithms_bit_for_bit():
     assert grouped.dense_grads_at(step) == want.dense_grads_at(step)
 
 
-def test_specs_of_members_are_those_of_groups():
+def test_member_specs_returns_the_specs_of_all_groups():
   assert member_specs(RIGL) == [RIGL]
   own = {'name': f'{__name__}:own', 'sparsity': 0.75}
   groups = [['a', own], ['*', RIGL]]
@@ -231,7 +231,7 @@ def test_times_are_shares_or_steps_wherever_an_algorithm_has_them():
 @pytest.mark.parametrize('every, until', [
     ('5%', '75%'), ('5%', 600), (100, '75%'), ('0.001%', '7 steps'),
 ])
-def test_before_a_length_is_known_no_times_contradict_one_another(every, until):
+def test_update_times_are_not_checked_before_the_length_is_known(every, until):
   rigl = RIGL | {'update_every': every, 'update_until': until}
   for spec in (rigl, {'name': 'partition', 'groups': [['*', rigl]]}):
     create_algorithm(resolve(spec, None))

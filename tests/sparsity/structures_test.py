@@ -121,7 +121,7 @@ def test_random_masks_have_the_exact_count_everywhere(case):
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_shapes_and_masks_of_units_go_together(case):
+def test_reduce_and_expand_agree_with_the_shape_of_units(case):
   structure, _, groups = CASES[case]
   number, a, b = structure.unit_shape(SHAPE)
   assert number == SHAPE[0] * len(groups)

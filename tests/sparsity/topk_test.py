@@ -237,7 +237,7 @@ def test_mask_of_a_model_equals_a_stable_argsort_of_all_layers(
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, SIZE), st.integers(0, 2**32), KINDS, st.booleans())
 @example(kept=SIZE - 9, seed=0, kind='nan', at_random=False)
-def test_candidates_and_random_ties_of_a_model_use_the_keys_of_leaves(
+def test_ties_among_candidates_of_a_model_are_broken_by_the_keys_of_leaves(
     kept, seed, kind, at_random
 ):
   scores = draw_model(seed, kind)
@@ -256,7 +256,7 @@ def test_candidates_and_random_ties_of_a_model_use_the_keys_of_leaves(
   )
 
 
-def test_comparing_counts_a_model_as_histograms_do(monkeypatch):
+def test_comparisons_select_the_same_entries_as_histograms(monkeypatch):
   monkeypatch.setattr(
       radix_select, 'on_this_platform',
       lambda keep, *operands: keep(*operands, digit=1),
@@ -271,7 +271,7 @@ def test_comparing_counts_a_model_as_histograms_do(monkeypatch):
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_models_may_be_lists_with_none():
+def test_keep_largest_of_all_accepts_lists_with_none():
   scores = [jnp.zeros((1, 4, 4)), None, jnp.zeros((1, 4, 4))]
   first = topk.keep_largest_of_all(scores, 20)
   assert first[1] is None and first[0].all() and first[2].sum() == 4
@@ -290,7 +290,7 @@ def to_int(x):
 
 @settings(deadline=None)
 @given(NUMBERS, NUMBERS)
-def test_wide_numbers_are_integers(a, b):
+def test_wide_numbers_add_and_compare_as_integers(a, b):
   small, large = sorted([a, b])
   x, y = whole_model.to_wide(large), whole_model.to_wide(small)
   assert to_int(x) == large
@@ -302,7 +302,7 @@ def test_wide_numbers_are_integers(a, b):
 @pytest.mark.parametrize('bins, need', [
     (2, 1), (2048, 2**40 + 3), (2048, 2**47),
 ])
-def test_a_rank_is_found_beyond_32_bits(bins, need):
+def test_ranks_above_32_bits_are_found(bins, need):
   rng = np.random.default_rng(bins)
   counts = rng.integers(2**20, size=(1000, bins)) * rng.integers(2, size=bins)
   place, rest = jax.jit(

@@ -168,7 +168,7 @@ def sets(mask):
 
 
 @pytest.mark.parametrize('seed', range(3))
-def test_changes_are_the_differences_of_sets(seed):
+def test_mask_changes_equal_differences_of_sets(seed):
   one, other = draw(seed, 0.3), draw(seed + 100, 0.6)
   before, after = sets(one), sets(other)
   changes = mask_changes(one, other, STACKED, where=WHERE)

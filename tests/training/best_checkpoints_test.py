@@ -33,7 +33,8 @@ from tests.tiny_run import Stopped
 from tests.tiny_run import stopping_at
 from tests.tiny_run import with_programs
 
-STOP = EarlyStop('validation/loss')  # It never ends a phase early.
+# Without patience or value, no phase ends early.
+STOP = EarlyStop('validation/loss')
 # Phase `pretrain` is best at step 2 of 5, and `finetune` at step 12 of 11 to
 # 14; `continuation`, of steps 6 to 10, has no early stop.
 SEEN = {1: 3.0, 2: 2.0, 3: 2.5, 4: 2.0, 5: 2.4, 11: 1.0, 12: 0.5, 13: 0.7}
@@ -297,7 +298,7 @@ def test_the_page_of_a_report_shows_where_the_best_was(tmp_path):
   assert f'* toy: {sentence}' in page
 
 
-def test_the_last_at_sign_divides_unless_the_folder_is_there(
+def test_the_last_at_sign_separates_the_phase_unless_it_is_in_a_folder(
     tmp_path, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)

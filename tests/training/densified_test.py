@@ -99,7 +99,7 @@ def test_the_phase_of_a_longer_launch_can_be_followed_by_another(
 def test_the_new_workdir_can_be_trained(sparse, whole, tmp_path):
   training.densify_checkpoint(str(sparse), tmp_path)
   assert_same_arrays(trained(make_run(), tmp_path), whole[1])
-  # And what it saved is this config's own.
+  # The checkpoint that was saved belongs to this config.
   assert int(make_run().open(tmp_path).state.step) == 10
 
 

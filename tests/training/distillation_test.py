@@ -99,7 +99,7 @@ def test_a_student_approaches_its_teacher(tmp_path):
   assert metrics['train/objective'] < 0.6 * first['train/objective']
   ours = run.model.apply({'params': state.params}, batch.inputs)
   agreement = (ours.argmax(-1) == theirs.argmax(-1)).mean()
-  assert agreement > 0.3  # By chance 1 / 16.
+  assert agreement > 0.3  # By chance it would be 1 / 16.
   assert_same_bits(
       read_params(find_checkpoint(str(tmp_path / 'teacher')), params), params
   )
@@ -167,7 +167,8 @@ def test_the_wafer_computes_the_products_of_the_teacher(alone_and_taught):
       sum(isinstance(operation.work, Product) for operation in p.operations)
       for p in programs
   )
-  assert taught == without + 6 * TEACHER.n_layers + 1  # And the head.
+  # The teacher's layers and its head.
+  assert taught == without + 6 * TEACHER.n_layers + 1
 
 
 def taught(**changes):

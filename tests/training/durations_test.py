@@ -26,7 +26,7 @@ def test_a_duration_is_a_number_of_steps(duration, steps):
   assert resolve_duration(duration, **SIZES) == steps
 
 
-def test_epochs_never_need_data_of_one_more():
+def test_a_duration_in_epochs_is_the_most_whole_steps():
   for tokens_per_step in range(1, 60):
     sizes = SIZES | dict(tokens_per_step=tokens_per_step)
     steps = resolve_duration('3 epochs', **sizes)

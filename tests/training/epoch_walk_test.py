@@ -52,7 +52,7 @@ def test_no_window_comes_twice_and_none_is_lost(tmp_path, monkeypatch):
   resumed = int(run.state.step)
   training.train(run)
   assert 0 < resumed <= killed_at
-  # What was done again after the checkpoint is what was done before.
+  # Repeated steps after the checkpoint read what they read before.
   for step in range(resumed, killed_at):
     assert read_of[0][step] == read_of[1][step]
   steps = {**read_of[0], **read_of[1]}

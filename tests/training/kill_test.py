@@ -23,7 +23,7 @@ from tests.tiny_run import rows_in
 pytestmark = pytest.mark.process
 
 ENDS = (15, 30, 45)
-SECONDS = 300  # of patience for one process, on a busy machine.
+SECONDS = 300  # Timeout of a process on a busy machine.
 
 
 def start(workdir, dtype):

@@ -169,7 +169,7 @@ def test_a_resumed_run_may_be_logged_and_evaluated_otherwise(
   wanted.close()
 
 
-def test_evaluations_that_choose_the_weights_of_a_phase_may_not_differ(
+def test_a_resumed_run_keeps_the_evaluations_that_chose_its_weights(
     tmp_path
 ):
   stop = dict(metric='validation/loss', value=None, patience=None)
@@ -181,7 +181,7 @@ def test_evaluations_that_choose_the_weights_of_a_phase_may_not_differ(
   refuse('eval_every was .* and is 2', other.open, tmp_path / 'b')
 
 
-def test_updates_in_per_cent_of_phases_that_share_them_are_refused(tmp_path):
+def test_resuming_with_more_phases_refuses_update_times_in_per_cent(tmp_path):
   share = RIGL | dict(update_every='25%', update_until='75%')
   train(make_run(dict(a=phase(5, algorithm=share))), tmp_path / 'a')
   phases = dict(a=phase(5, algorithm=share), b=phase(5, algorithm=share))

@@ -27,7 +27,7 @@ from tests.tiny_run import stopping_at
 from tests.tiny_run import total
 
 ROOT = pathlib.Path(__file__).parents[2]
-SECONDS = 120  # of patience with a child process.
+SECONDS = 120  # Timeout of a child process.
 
 CHILD = '''
 import sys

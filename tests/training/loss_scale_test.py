@@ -35,7 +35,7 @@ def make_half_run(moving=True, **changes):
   run = make_dynamic_run() if moving else make_run()
   model = run.model
   half = model.clone(config=dataclasses.replace(model.config, dtype='float16'))
-  if 'micro_batches' in changes:  # Batches of the last phase do not divide.
+  if 'micro_batches' in changes:  # Batches of the last phase cannot be split.
     changes['phases'] = run.config.phases[:2]
   return with_programs(
       run, model=half,
@@ -242,7 +242,8 @@ def test_a_step_without_a_loss_scale_is_taken_once():
     calls.append(batch)
     return state, {}
 
-  state = initial_state.create(make_run().programs)  # Its step never rises.
+  # step_fn returns this state, whose step does not increase.
+  state = initial_state.create(make_run().programs)
   assert loop.take_step(step_fn, state, 'batch', 0) == (state, {})
   assert calls == ['batch']
 

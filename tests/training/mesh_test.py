@@ -39,7 +39,7 @@ def test_the_devices_that_a_mesh_needs_are_simulated(
     (dict(data=2, fsdp=-1, tensor=2), (2, 2, 2)),
     (dict(data=1, fsdp=8, tensor=1), (1, 8, 1)),
 ])
-def test_one_open_axis_takes_the_devices_that_are_left(axes, sizes):
+def test_an_axis_of_size_minus_1_takes_the_remaining_devices(axes, sizes):
   assert mesh.mesh_sizes(8, **axes) == sizes
 
 

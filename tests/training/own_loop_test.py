@@ -114,7 +114,8 @@ def test_masks_and_counts_are_those_of_the_run_in_one_program(
   assert count(one) == count(other)
   sparsity = spdf.summarize(one, state.params).sparsity
   assert sparsity == pytest.approx(SPARSITY, abs=1e-3)
-  # Gradients are summed in another order, which may decide near ties otherwise.
+  # Gradients are summed in another order, which may break near ties
+  # differently.
   assert all(
       share_of_differences(*pair) < 2e-3 for pair in zip(weights, own)
   )

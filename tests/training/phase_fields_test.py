@@ -278,7 +278,7 @@ def test_fields_that_make_no_sense_are_refused_before_data_is_read(
     (dict(optimizer=dict(name='schedule_free_sgd', clip_norm=1.0)),
      "and optimizer 'schedule_free_sgd' keeps trained weights in its state"),
 ])
-def test_weights_are_not_rewound_without_the_iterates_of_a_state(
+def test_rewinding_is_refused_for_optimizers_with_other_iterates(
     changes, message
 ):
   phases = dict(a=PHASE, b=PHASE | {'rewind_weights_to': '0 steps'})

@@ -81,7 +81,8 @@ def test_rewound_rounds_make_an_exact_sawtooth():
   )(26)))
   want = np.concatenate([base, base[7:], late, base[7:27]])
   np.testing.assert_array_equal(rates(plan), want)
-  assert plan.learning_rate(30) > plan.learning_rate(29)  # The teeth.
+  # The rate jumps up at the start of each round.
+  assert plan.learning_rate(30) > plan.learning_rate(29)
   assert plan.learning_rate(60) > plan.learning_rate(59)
 
 
@@ -94,14 +95,14 @@ def test_a_rewound_schedule_is_that_of_the_last_phase_with_its_own():
   np.testing.assert_array_equal(rates(plan), want)
 
 
-def test_a_phase_continues_a_rewound_one_where_that_ends():
+def test_a_phase_continues_the_schedule_of_a_rewound_phase():
   changes = [make_rate('rewind', to='5 steps'), make_rate('continue')]
   plan = make_plan({}, *({'duration': '10 steps', **c} for c in changes))
   base = rates(make_plan({}))
   np.testing.assert_array_equal(rates(plan)[30:], base[5:25])
 
 
-def test_a_step_to_rewind_to_is_a_duration_of_the_schedule_it_is_in():
+def test_the_target_of_a_rewind_is_a_duration_in_its_own_phase():
   # 64 tokens are 4 of the first phase's steps, 2 of the second's.
   rewound = make_rate('rewind', to='64 tokens') | {'batch_size': 4}
   plan = make_plan({}, rewound)
@@ -266,7 +267,7 @@ def test_the_steps_of_updates_are_those_of_the_algorithms():
   assert still.update_steps.size == still.dense_grads_steps.size == 0
 
 
-def test_masks_move_where_they_change_within_a_phase():
+def test_a_plan_updates_masks_only_if_they_change_within_phases():
   sparse, dense = make_phase(name='a'), make_phase(name='b', algorithm=DENSE)
   rounds = dict(name='iterative', rounds=[
       dict(steps=10), dict(steps=10, fraction=0.25),
@@ -325,7 +326,7 @@ def test_updates_that_end_with_their_phase_are_taken():
   Plan((make_phase(algorithm=RIGL | {'update_until': 10}),))
   endless = dict(name='set', sparsity=0.5, update_every=3)
   Plan((make_phase(algorithm=endless),))
-  # Two phases of one sparsity are one stretch to the algorithm.
+  # Two phases of equal algorithms are one span for the algorithm.
   late = RIGL | {'update_until': 16}
   Plan(tuple(make_phase(name=name, algorithm=late) for name in 'ab'))
 
@@ -394,7 +395,7 @@ def test_an_impossible_phase_is_refused(field, value, message):
     (make_rate('linear', peak=math.nan), 'peak is nan; give a positive, fin'),
     (make_rate('constant', peak=math.inf), 'peak is inf'),
 ])
-def test_an_impossible_description_is_refused(change, message):
+def test_invalid_fields_of_phases_are_refused(change, message):
   refuse(message, make_plan, change)
 
 

@@ -87,7 +87,7 @@ def test_an_incomplete_environment_of_a_cluster_is_refused(
   assert not initialized
 
 
-def test_the_mode_on_needs_several_processes(monkeypatch):
+def test_distributed_on_without_other_processes_is_refused(monkeypatch):
   monkeypatch.delenv('JAX_COORDINATOR_ADDRESS', raising=False)
   def nobody(**_):
     raise ValueError('coordinator_address should be defined.')
@@ -96,7 +96,7 @@ def test_the_mode_on_needs_several_processes(monkeypatch):
     join_processes('on', environment={})
 
 
-def test_modes_are_named():
+def test_an_unknown_mode_of_distributed_is_refused():
   refuse("'yes'; use one of auto, on, off", join_processes, 'yes')
   assert processes.is_main_process()
 

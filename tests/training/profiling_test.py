@@ -67,7 +67,7 @@ def test_a_run_that_continues_within_the_window_traces_the_rest(
         make_run().open(tmp_path), evaluators=Evaluators([failing]),
         profile=range(2, 6),
     )
-  assert traced[-1] == 'stop'  # No trace outlives its run.
+  assert traced[-1] == 'stop'  # The trace ends with the run.
   traced.clear()
   run(traced, tmp_path, range(2, 6))
   start = ('start', str(tmp_path / 'profile'))

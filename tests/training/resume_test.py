@@ -51,9 +51,8 @@ def revived_at_random(key):
 
 
 def of_case(name):
-  return lambda key: spdf.sparsify(
-      optax.adamw(RATE), CASES[name].make(), key=key
-  )
+  case = CASES[name]
+  return lambda key: case.wrap(optax.adamw(RATE), case.make(), key=key)
 
 
 OPTIMIZERS = {name: of_case(name) for name in CASES} | {
@@ -66,7 +65,8 @@ OPTIMIZERS = {name: of_case(name) for name in CASES} | {
 
 
 @pytest.mark.parametrize('name', slow_except(
-    ['static', 'rigl', 'granet, model', 'rewind_weights', 'revive', 'join'],
+    ['static', 'rigl', 'granet, model', 'rewind_weights', 'revive', 'join',
+     'hard_threshold'],
     OPTIMIZERS,
 ))
 def test_a_run_continues_bit_for_bit_wherever_it_was_stopped(name):

@@ -115,7 +115,7 @@ def test_sparse_then_dense_training_equals_pytorchs(kind, tmp_path):
   ).items():
     want = theirs.state_dict()[name].numpy()
     if name.endswith('c_attn.bias'):
-      # A bias of keys moves no softmax: its gradient is noise, which Adam
-      # scales up.
+      # A bias of keys does not change the softmax: its gradient is a rounding
+      # error, which Adam amplifies.
       actual, want = (np.delete(x, np.s_[32:64]) for x in (actual, want))
     np.testing.assert_allclose(actual, want, atol=1e-4, err_msg=name)

@@ -58,7 +58,7 @@ def assert_close(actual, wanted):
   for (path, a), (_, b) in zip(actual, wanted):
     name = jax.tree_util.keystr(path)
     if 'wk' in name and 'bias' in name:
-      continue  # Its gradient is 0 but for rounding, which Adam enlarges.
+      continue  # Its gradient is only a rounding error, which Adam amplifies.
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
@@ -205,7 +205,7 @@ def test_op_by_op_a_step_is_that_of_dense_storage_bit_for_bit():
         not native.is_available(), reason='no native kernels here'
     )),
 ])
-def test_under_jit_a_step_is_equal_to_rounding(matmul):
+def test_under_jit_compact_and_dense_steps_agree_up_to_rounding(matmul):
   steps, batch, state, packed = steps_of(matmul)
   step, compact_step = map(jax.jit, steps)
   for _ in range(2):

@@ -19,7 +19,7 @@ from spdf_jax.accelerator.interpreter.values import Value
 def masked(
     evaluation: Any, eqn: Any, values: list[Value]
 ) -> list[Value] | str:
-  """Multiplies by `sparse_matmul` in place of `dot_general`."""
+  """Evaluates a `dot_general` of masked weights with `sparse_matmul`."""
   if eqn.params['out_sharding'] is not None:
     return 'a product with an out_sharding'
   # A result in a wider dtype is the product computed in that dtype.
@@ -33,7 +33,7 @@ def masked(
 def dense(
     evaluation: Any, eqn: Any, values: list[Value]
 ) -> list[Value] | str:
-  """Multiplies by `bf16_matmul.einsum` where XLA is slower."""
+  """Evaluates a product with `bf16_matmul.einsum` where XLA is slower."""
   del evaluation
   types = {var.aval.dtype.name for var in (*eqn.invars, *eqn.outvars)}
   if types != {'bfloat16'} or not bf16_matmul.is_faster(jnp.bfloat16):
@@ -47,7 +47,7 @@ def dense(
 def einsum(
     evaluation: Any, eqn: Any, values: list[Value]
 ) -> list[Value] | str:
-  """Multiplies by `sparse_matmul` in place of `bf16_matmul.einsum`."""
+  """Evaluates a `bf16_matmul.einsum` of masked weights with `sparse_matmul`."""
   numbers = bf16_matmul.dimension_numbers(eqn.params['subscripts'])
   if numbers is None:
     return eqn.primitive.name
@@ -57,7 +57,7 @@ def einsum(
 
 
 def _multiply(evaluation, eqn, values, dimension_numbers, dtype):
-  """Multiplies by `sparse_matmul` in a dtype, or returns what it lacks."""
+  """Multiplies with `sparse_matmul` in a dtype, or says why it cannot."""
   contracted, batches = dimension_numbers
   side = int(values[1].masks is not None)  # The operand with masks.
   x, w = values[1 - side], values[side]
@@ -112,7 +112,7 @@ def _multiply(evaluation, eqn, values, dimension_numbers, dtype):
 def listed(
     evaluation: Any, eqn: Any, values: list[Value]
 ) -> list[Value] | str:
-  """Multiplies by `listed_matmul`, if the product sums over all inputs."""
+  """Multiplies with `listed_matmul`, if the product sums over all inputs."""
   contracted, batches = eqn.params['dimension_numbers']
   side = int(values[1].is_listed)
   x, w = values[1 - side].masked(), values[side].array

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from spdf_jax import names
 
-_LEAST = 2.0**-30  # Of the largest gradient of a layer; less counts as zero.
+_LEAST = 2.0**-30  # Smaller shares of a layer's largest gradient count as zero.
 
 
 class Units(NamedTuple):

@@ -283,7 +283,10 @@ def count_kept(mask: jax.Array) -> jax.Array:
 
 
 def not_enough_pruned(units: Units) -> jax.Array:
-  """Returns the number of survivors below which too few units can grow."""
+  """Returns the number of units that must survive a drop.
+
+  With fewer survivors, the units that were pruned before are too few to grow.
+  """
   size = units.mask.shape[-2] * units.mask.shape[-1]
   return units.kept - (size - count_kept(units.mask))
 

@@ -222,7 +222,7 @@ def _earlier_rows(run: Run, step: int) -> list[dict[str, Any]]:
   path = run.workdir / 'metrics.jsonl'
   if not step or not path.is_file():
     return []
-  # These have the number of skipped steps, and those skipped in a row.
+  # The last rows contain the number of skipped steps, and those in a row.
   after = step - run.config.log_every - run.config.max_skipped_steps - 1
   if run.plan.phase_at(step - 1).early_stop is not None:
     after = min(after, max(x for x in run.plan.starts if x < step))

@@ -21,8 +21,8 @@ PyTree = Any
 FILE = 'masks.json'
 """Name of the record in the workdir of a run whose masks move."""
 
-_POINTS = 65  # Of a curve of kept weights per unit, at most.
-_PIXELS = 96  # Of a side of the picture, at most.
+_POINTS = 65  # Most points of a curve of kept weights per unit.
+_PIXELS = 96  # Most pixels of a side of the picture.
 
 
 def describe(

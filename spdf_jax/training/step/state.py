@@ -88,7 +88,7 @@ def with_dense_grads(
 
 
 def step_values(state: TrainState) -> TrainState:
-  """Returns the scalars of a state, which restoring the best weights keeps.
+  """Returns the values of a state that stay when best weights are restored.
 
   These are all scalars, such as counts, the loss scale, and the snapshot of
   `rewind_weights`; arrays of the parameters, the masks and the optimizer's
@@ -111,7 +111,7 @@ def _scalars(tree: PyTree) -> PyTree:
 
 
 def at_step(best: TrainState, values: TrainState) -> TrainState:
-  """Returns a best state with the `step_values` of a later one.
+  """Returns the state of the best evaluation with later `step_values`.
 
   Schedules and batches are functions of the step, so that a phase that follows
   with the best weights takes its own learning rates and its own batches.

@@ -1,13 +1,16 @@
 r"""Trains weight-sparse GPTs and finds circuits: --study=NAME --output=DIR.
 
-  python -m experiments.readable --study=losses --output=runs/readable
-  python -m experiments.readable --study=speed --output=runs/readable
-  python -m experiments.readable --study=circuit --output=runs/readable \
-    --runs=runs/readable/runs/width128-kept16-0
+  python -m experiments.weight_sparse_study --study=losses --output=DIR
+  python -m experiments.weight_sparse_study --study=speed --output=DIR
+  python -m experiments.weight_sparse_study --study=circuit --output=DIR \
+    --runs=width128-kept16-0
 
 losses: trains configs/weight_sparse.py at every width and kept fraction, and
-two of these with three seeds, in DIR/runs; writes the validation loss over the
-kept weights, losses.json and losses.png. If stopped, the same command goes on.
+two of these with three seeds, in folders of --workdir; writes the validation
+loss of each run as it ends to losses.json, and its plot over the kept weights
+to losses.png. The same command goes on: runs in losses.json are not trained
+again, also on another machine, and a run that was stopped continues from its
+checkpoint.
 
 speed: times steps of hard_threshold and of a static mask at 1/64 kept, against
 dense training at the same width, alternately; prints a table, speed.json.
@@ -31,6 +34,7 @@ from absl import flags
 import numpy as np
 
 from configs import weight_sparse
+from experiments.benchmarks import machine
 from experiments.benchmarks import measuring
 from experiments.launch import compilation_cache
 from experiments.launch import console
@@ -51,8 +55,11 @@ _STUDY = flags.DEFINE_enum(
     flag_values=FLAGS,
 )
 _OUTPUT = flags.DEFINE_string(
-    'output', None, 'Folder of runs, tables and figures.', required=True,
+    'output', None, 'Folder of tables and figures.', required=True,
     flag_values=FLAGS,
+)
+_WORKDIR = flags.DEFINE_string(
+    'workdir', 'runs/weight_sparse', 'Folder of runs.', flag_values=FLAGS
 )
 _WIDTHS = flags.DEFINE_list(
     'widths', ['64', '128', '256'], 'd_model of losses and speed.',
@@ -73,7 +80,7 @@ _STEPS = flags.DEFINE_integer(
     'steps', 2000, 'Steps of losses.', 10, flag_values=FLAGS
 )
 _RUNS = flags.DEFINE_list(
-    'runs', [], 'Workdirs of circuit, of runs of losses.',
+    'runs', [], 'Names of runs of losses, for circuit.',
     flag_values=FLAGS,
 )
 _TARGET = flags.DEFINE_float(
@@ -84,7 +91,8 @@ _TARGET = flags.DEFINE_float(
 
 
 _TIMED = 5  # Steps that are timed together.
-_LENGTH, _WORDS = 16, 256  # Of the prompts of circuits.
+# Tokens and words of the prompts that circuits are found on.
+_LENGTH, _WORDS = 16, 256
 
 
 def main(argv: list[str]) -> int:
@@ -121,31 +129,53 @@ def config_of(width: int, kept: int, seed: int, steps: int) -> Any:
   config.seed = seed
   config.phases.pretrain.duration = f'{steps} steps'
   config.eval_every = max(steps // 4, 1)
-  config.checkpoints.every = config.eval_every
+  config.checkpoints.every = max(steps // 20, 1)
   return config
 
 
 def _losses(
     output: pathlib.Path, points: list[tuple[int, int, int]]
 ) -> Iterator[str]:
-  rows = []
+  path, steps = output / 'losses.json', _STEPS.value
+  rows = json_files.read_json(path) if path.exists() else []
+  done = [(row['width'], row['kept'], row['seed']) for row in rows]
   for width, kept, seed in points:
-    run = runs.launch(
-        config_of(width, kept, seed, _STEPS.value),
-        output / 'runs' / f'width{width}-kept{kept}-{seed}',
+    if (width, kept, seed) in done:
+      continue
+    run = training.Run.create(
+        config_of(width, kept, seed, steps), _folder(width, kept, seed)
     )
-    last = run.rows[-1]
+    same = dict(steps=steps, corpus=run.corpus.fingerprint)
+    for row in rows:
+      if row | same != row:
+        raise ValueError(
+            f'output {str(output)!r} has runs of {row["steps"]} steps on the '
+            f'corpus {row["corpus"][:8]}, not of {steps} on '
+            f'{same["corpus"][:8]}; give another folder.'
+        )
+    lifecycle.finish(run.open())
+    finished = runs.read_run(run.workdir)
     rows.append(dict(
         width=width, kept=kept, seed=seed,
         kept_weights=round(
-            run.sparsified_parameters * (1 - run.phases[-1].sparsity)
+            finished.sparsified_parameters
+            * (1 - finished.phases[-1].sparsity)
         ),
-        loss=last['validation/loss'],
+        loss=finished.rows[-1]['validation/loss'], **same,
+        processor=machine.describe_machine()['processor'],
     ))
-    yield f'width {width}, 1/{kept} kept, seed {seed}: {rows[-1]["loss"]:.3f}'
-  json_files.write_json(output / 'losses.json', rows, indent=1)
+    json_files.write_json(path, rows, indent=1)
+    yield (
+        f'{len(rows)} of {len(points)}: width {width}, 1/{kept} kept, seed '
+        f'{seed}: {rows[-1]["loss"]:.3f}'
+    )
   style.save(figures.plot_losses(rows), output / 'losses.png')
-  yield f'{output / "losses.png"} is written'
+  yield f'{path} and losses.png are written'
+
+
+def _folder(width: int, kept: int, seed: int) -> pathlib.Path:
+  """Returns the folder of a run."""
+  return pathlib.Path(_WORKDIR.value, f'width{width}-kept{kept}-{seed}')
 
 
 def _speed(
@@ -155,7 +185,7 @@ def _speed(
   rng = np.random.default_rng(0)
   for width in dict.fromkeys(width for width, _, _ in points):
     config = config_of(width, 64, 0, 100)
-    # The sparsity of the end, from the first step on.
+    # Uses the final sparsity from the first step on.
     for _, rule in config.phases.pretrain.algorithm.groups:
       rule.update(sparsity=rule['sparsity']['end_value'])
     static = config_of(width, 1, 0, 100)
@@ -204,9 +234,9 @@ def _stepper(config: Any) -> Any:
 def _circuits(output: pathlib.Path, points: list[Any]) -> Iterator[str]:
   del points
   if not _RUNS.value:
-    raise ValueError('--runs is empty; give the workdirs of trained runs.')
+    raise ValueError('--runs is empty; give names of trained runs.')
   rows = []
-  for workdir in map(pathlib.Path, _RUNS.value):
+  for workdir in (pathlib.Path(_WORKDIR.value, run) for run in _RUNS.value):
     model, params, prompts, corpus = _task_of(workdir)
     loss = runs.read_run(workdir).rows[-1]['validation/loss']
     whole, right = circuits.solved(model, params, prompts[1])
