@@ -252,6 +252,13 @@ def test_data_that_a_config_cannot_train_on_are_named(changes, message):
   refuse(message, Run.create, make_config(**WITHOUT_TASK | changes))
 
 
+def refuse_file(message, path):
+  """Asserts that a file is refused on one line, maybe of the system."""
+  with pytest.raises(ValueError, match=message) as caught:
+    config_file.Parser().parse(path)
+  assert '\n' not in str(caught.value)
+
+
 @pytest.mark.parametrize('text, message', [
     ('def get_config(:\n', r'SyntaxError: invalid syntax .*line 1'),
     ('def get_config():\n  return x\n', "NameError in line 2: name 'x' is not"),
@@ -268,7 +275,7 @@ def test_a_mistake_in_a_config_file_is_reported_in_one_sentence(
 ):
   path = tmp_path / 'file.py'
   path.write_text(text)
-  refuse(message, config_file.Parser().parse, str(path))
+  refuse_file(message, str(path))
 
 
 @pytest.mark.parametrize('name, message', [
@@ -292,7 +299,7 @@ def test_a_wrong_config_argument_is_reported_in_one_sentence(
     name, message, monkeypatch
 ):
   monkeypatch.chdir(ROOT)
-  refuse(message, config_file.Parser().parse, f'configs/{name}')
+  refuse_file(message, f'configs/{name}')
 
 
 @pytest.mark.process
