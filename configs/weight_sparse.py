@@ -47,10 +47,10 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   )
   config.optimizer = dict(
       name='experiments.weight_sparse.optimizer:adamw', b1=0.9, b2=0.95,
-      eps=0.1,  # large, since gradients are scaled
-      rms=1.0, normalize=True,  # to this root mean square; False: clipped
-      rate_power=-0.5,  # of the kept fraction, in the learning rate
-      clip_norm=1e9,  # none: they are scaled
+      eps=0.1,  # large, since gradients are scaled to the RMS below
+      rms=1.0, normalize=True,  # False: clips larger gradients only
+      rate_power=-0.5,  # of the kept fraction, as a factor of the rate
+      clip_norm=1e9,  # does not clip
   )
   config.phase_defaults.learning_rate.update(
       schedule='linear', peak=3e-2, warmup='1%', final_fraction=0.0

@@ -27,7 +27,7 @@ class Finished(NamedTuple):
 
 def run(name, *arguments):
   """Runs `experiments.name` with these arguments; returns how it finished."""
-  from experiments.launch import compilation_cache  # Where a checkout is.
+  from experiments.launch import compilation_cache  # Only in a checkout.
   from experiments.launch import console
 
   # Defines the flags of the libraries that it imports once and for all.

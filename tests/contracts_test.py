@@ -27,7 +27,7 @@ LAYERS = {
 SMALL = {
     'names', 'extras', 'files', 'packing', 'lowerings',
 }
-"""Modules beside the rooms, which every room may import."""
+"""Modules beside the packages, which every package may import."""
 EXCEPT = {
     # Packages of a lower layer that a package may not import, in addition to
     # those of its own layer.
@@ -66,46 +66,46 @@ def imports(path):
 
 
 def modules():
-  """Yields (room, path) of every module in a room of the library."""
-  for room in LAYERS:
-    for path in sorted((PACKAGE / room).rglob('*.py')):
-      yield room, path
+  """Yields (package, path) of every module in a package of the library."""
+  for package in LAYERS:
+    for path in sorted((PACKAGE / package).rglob('*.py')):
+      yield package, path
 
 
-def points_down(room, name):
-  """Returns whether a module of a room may import a name."""
+def points_down(package, name):
+  """Returns whether a module of a package may import a name."""
   parts = name.split('.')
   if parts[0] in ('experiments', 'configs'):
     return False
-  if parts[0] != 'spdf_jax' or len(parts) < 2 or parts[1] in {room} | SMALL:
+  if parts[0] != 'spdf_jax' or len(parts) < 2 or parts[1] in {package} | SMALL:
     return True
   other = parts[1]
   return (
-      other in LAYERS and LAYERS[other] < LAYERS[room]
-      and other not in EXCEPT.get(room, ())
+      other in LAYERS and LAYERS[other] < LAYERS[package]
+      and other not in EXCEPT.get(package, ())
   )
 
 
-def test_rooms_import_only_rooms_above_them():
+def test_packages_import_only_packages_of_lower_layers():
   assert [
       f'{path.relative_to(PACKAGE)} imports {name}'
-      for room, path in modules() for name, _ in imports(path)
-      if not points_down(room, name)
+      for package, path in modules() for name, _ in imports(path)
+      if not points_down(package, name)
   ] == []
 
 
-def test_rooms_import_only_their_libraries():
+def test_packages_import_only_their_libraries():
   ours = {'spdf_jax'} | set(sys.stdlib_module_names)
   assert [
       f'{path.relative_to(PACKAGE)} imports {name}'
-      for room, path in modules() for name, at_top in imports(path)
-      if at_top and name.partition('.')[0] not in LIBRARIES[room] | ours
+      for package, path in modules() for name, at_top in imports(path)
+      if at_top and name.partition('.')[0] not in LIBRARIES[package] | ours
   ] == []
 
 
-def test_every_room_has_a_layer():
-  rooms = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
-  assert rooms == set(LAYERS)
+def test_every_package_has_a_layer():
+  packages = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
+  assert packages == set(LAYERS)
 
 
 def test_orbax_appears_in_checkpoints_only():

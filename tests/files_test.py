@@ -213,7 +213,7 @@ def test_writers_of_one_process_id_on_two_machines_share_no_file(
   assert path.read_text() == 'first' and os.listdir(tmp_path) == ['a.json']
 
 
-def test_a_reading_inside_another_one_keeps_its_sentence():
+def test_nested_readings_keep_the_inner_sentence():
   with pytest.raises(ValueError, match=r'^b cannot be read \(KeyError: 1\); b'):
     with files.reading('a', 'a.'), files.reading('b', 'b.'):
       raise KeyError(1)

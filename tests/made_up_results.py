@@ -118,7 +118,7 @@ class World(NamedTuple):
   Attributes:
     entries: Entries of the pool.
     done: Outcomes.
-    measured: Outcomes of the judging seeds, by arm and seed.
+    measured: Outcomes of the evaluation seeds, by arm and seed.
     gates: The gates.
     findings: Findings by the keys of claims.
   """

@@ -48,7 +48,7 @@ SMALL = {
 
 def small_config(arg='', **changes) -> ml_collections.ConfigDict:
   """Returns the small config; names of `changes` have `__` for dots."""
-  from configs import quickstart  # Where a checkout is, not for a wheel.
+  from configs import quickstart  # A checkout has configs, a wheel does not.
 
   config = quickstart.get_config(arg)
   dotted = {name.replace('__', '.'): v for name, v in changes.items()}

@@ -60,7 +60,7 @@ class Case(NamedTuple):
 
   @property
   def name(self) -> str:
-    """The name of the model in rows."""
+    """Name of the model in the rows of the benchmark."""
     return f'width {self.d_model}'
 
 

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # Zeros that pay in a model of Flax's own layers
+# # Skip zeros in a model of Flax's own layers
 #
 # `spdf.skip_zeros` transforms a function, as `jax.grad` does, so that its
 # matrix products skip the zeros of masked weights, whatever model they are in.
@@ -154,5 +154,5 @@ print(accelerator.explain(loss_fn)(
 ))
 
 # %% [markdown]
-# More: the guide "Zeros that pay in any model",
+# More: the guide "Skip zeros in any model",
 # `experiments/guides/skip_zeros.md`.

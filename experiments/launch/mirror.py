@@ -183,7 +183,7 @@ class Mirror:
       )
 
   def begin(self) -> _Copy:
-    """Becomes the writer of the mirror; returns the copy that it takes over."""
+    """Makes this process the writer; returns the copy that it continues."""
     while True:
       before = self.read()
       (self._bucket / _MANIFESTS).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Report of arms: outcomes of the judging seeds, and tables of them."""
+"""Report of arms: outcomes of the evaluation seeds, and tables of them."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -16,7 +16,7 @@ from spdf_jax.runs import markdown
 def measured(
     entries: Sequence[Entry], done: Done, again: bool = False
 ) -> dict[Any, dict[int, Outcome]]:
-  """Collects the outcomes of the seeds that decide claims, by arm and seed.
+  """Collects the outcomes of the evaluation seeds, by arm and seed.
 
   Args:
     entries: All entries of the pool.
@@ -42,7 +42,7 @@ def measured(
       continue
     names = {
         seed: Job(entry.arm, point, seed, again=again).name
-        for seed in entry.judging_seeds
+        for seed in entry.evaluation_seeds
     }
     outcomes = {s: done[name] for s, name in names.items() if name in done}
     if outcomes:

@@ -81,7 +81,7 @@ def format_power(
 
   Args:
     claims: All claims of a scale; those without `expected` are left out.
-    seeds: Number of judging seeds of each arm.
+    seeds: Number of evaluation seeds of each arm.
 
   Example:
     >>> from experiments.papers.claims import better, Expected

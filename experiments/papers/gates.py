@@ -93,13 +93,13 @@ def check(
     claims: Claims of the scale.
     entries: Entries of the pool.
     done: Outcomes of finished runs.
-    measured: Measurements on the judging seeds.
+    measured: Measurements on the evaluation seeds.
 
   Returns:
     G1 and G2 by size, G3 by arm, and G4; G6 by task, where the scale has a
     fine-tuned control.
   """
-  seeds = {entry.arm: len(entry.judging_seeds) for entry in entries}
+  seeds = {entry.arm: len(entry.evaluation_seeds) for entry in entries}
   measured = {
       arm: outcomes for arm, outcomes in measured.items()
       # An arm counts once all its runs have finished.

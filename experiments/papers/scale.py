@@ -69,7 +69,7 @@ class Block:
 
   Attributes:
     arms: The arms.
-    seeds: Number of judging seeds; 0: the arms run on tuning seeds alone.
+    seeds: Number of evaluation seeds; 0: the arms run on tuning seeds alone.
   """
 
   arms: tuple[Arm, ...]
@@ -146,11 +146,11 @@ class Scale:
   domains: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
-    judging = range(1, 1 + max(block.seeds for block in self.blocks))
-    if shared := sorted(set(self.tuning_seeds) & set(judging)):
+    evaluated = range(1, 1 + max(block.seeds for block in self.blocks))
+    if shared := sorted(set(self.tuning_seeds) & set(evaluated)):
       raise ValueError(
           f'tuning_seeds has {shared}, which judge claims too; choose rates on '
-          f'seeds above {judging[-1]}, or no verdict is fair.'
+          f'seeds above {evaluated[-1]}, or no verdict is fair.'
       )
     if self.demonstration:
       return

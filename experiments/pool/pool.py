@@ -26,7 +26,7 @@ class Entry(NamedTuple):
   Attributes:
     arm: The arm.
     grid: Values tried on the tuning seeds, by name; empty: nothing is tuned.
-    seeds: Number of judging seeds, which are 1, 2, …; 0: the arm is measured
+    seeds: Number of evaluation seeds, which are 1, 2, …; 0: the arm is measured
       on the tuning seeds.
     extend: Whether the grid's `'rate'` is extended by factors of 2 until the
       best rate is not at an end of it.
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
   repeat_every: int = 0
 
   @property
-  def judging_seeds(self) -> tuple[int, ...]:
+  def evaluation_seeds(self) -> tuple[int, ...]:
     """Seeds that the arm is measured on."""
     return tuple(range(1, self.seeds + 1)) or self.tuning_seeds
 
@@ -85,15 +85,15 @@ def number_of_runs(entry: Entry) -> int:
     ...                      tuning_seeds=(1, 2, 3)))
     9
   """
-  judging = set(range(1, entry.seeds + 1))
+  evaluated = set(range(1, entry.seeds + 1))
   repeated = entry.seeds // entry.repeat_every if entry.repeat_every else 0
   if entry.arm.method == 'init':
     repeated = 0  # See `all_jobs`.
   if entry.arm.rate_of is not None or not entry.grid:
-    return len(judging) + repeated
+    return len(evaluated) + repeated
   tuning = set(entry.tuning_seeds)
   return (
-      len(points(entry.grid)) * len(tuning) + len(judging - tuning) + repeated
+      len(points(entry.grid)) * len(tuning) + len(evaluated - tuning) + repeated
   )
 
 
@@ -237,9 +237,9 @@ def all_jobs(entries: Sequence[Entry], done: Done) -> list[Job]:
 
   Returns:
     Jobs by entry and then by seed, without duplicates. A grid is run on the
-    tuning seeds and its best point on the judging seeds; a run starts from the
-    run of its parent's best point with the same seed, and a repetition from a
-    repetition, except of initial weights.
+    tuning seeds and its best point on the evaluation seeds; a run starts from
+    the run of its parent's best point with the same seed, and a repetition from
+    a repetition, except of initial weights.
 
   Example:
     >>> entry = Entry(Arm('init'), {}, seeds=1)
@@ -296,9 +296,9 @@ def next_jobs(
 
   Returns:
     Jobs in the order of `all_jobs`, but runs without a parent first, so that
-    the grids of early blocks are complete on all seeds, and then those with the
-    most runs behind them, so that few runs must be repeated if their weights
-    are lost with a machine.
+    the grids of the first blocks are complete on all seeds. Then runs with the
+    longest chain of parents come first, so that few runs must be repeated if
+    weights are lost with a machine.
 
   Example:
     >>> entry = Entry(Arm('dense'), {'rate': (1, 2)}, seeds=2)

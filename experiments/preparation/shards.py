@@ -162,12 +162,13 @@ def check_shards(output: Path, shard: Shard | None) -> None:
     shard: The shard to prepare; `None`: the whole input.
 
   Raises:
-    ValueError: the folder holds shards of another number, shards and the whole
-      is to be prepared, or the beginning of the whole.
+    ValueError: the folder holds shards of a division into another number, or
+      shards although the whole input is to be prepared, or part of a corpus
+      that is prepared without shards.
   """
+  present = shards_in(output)
   others = [
-      other for other in shards_in(output)
-      if shard is None or other.total != shard.total
+      other for other in present if shard is None or other.total != shard.total
   ]
   if others:
     raise ValueError(
@@ -175,7 +176,9 @@ def check_shards(output: Path, shard: Shard | None) -> None:
         f' the rest of its {others[0].total} shards and join them, or give'
         ' another folder.'
     )
-  if shard is not None and (output / 'partial' / 'state.json').exists():
+  # Beside shards, it is that of a join that was killed, which continues.
+  begun = not present and (output / 'partial' / 'state.json').exists()
+  if shard is not None and begun:
     raise ValueError(
         f'output={str(output)!r} holds the beginning of a corpus that is not'
         f' divided into shards; finish it without shard={shard}, or give'

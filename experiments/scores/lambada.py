@@ -85,7 +85,7 @@ def last_word(
 def last_token(
     tokenizer: Tokenizer, context: str, word: str
 ) -> Continuation:
-  """Returns the last token as target, as Megatron-LM does unless strict.
+  """Returns the last token as target, as Megatron-LM does if not strict.
 
   Args:
     tokenizer: Tokenizer of the model.

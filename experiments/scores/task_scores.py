@@ -81,8 +81,8 @@ def describe_tasks() -> str:
   alone = [name for name in _scorers() if name in _WITHOUT_FILES]
   of_files = [name for name in _scorers() if name not in _WITHOUT_FILES]
   return (
-      f'{", ".join(alone)}, or with the path of its files as NAME=PATH '
-      f'{", ".join(of_files)}'
+      f'{", ".join(alone)}, or NAME=PATH with the path of its files, where '
+      f'NAME is one of {", ".join(of_files)}'
   )
 
 

@@ -286,7 +286,7 @@ class Inference(NamedTuple):
 
   @property
   def tokens_per_second(self) -> float:
-    """Computed tokens of all sequences per second."""
+    """Tokens per second, summed over all sequences."""
     return self.tokens / float(self.report.seconds)
 
 

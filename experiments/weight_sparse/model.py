@@ -256,8 +256,8 @@ def make_model(
     The module, and its selection of sparsified leaves.
 
   Raises:
-    ValueError: heads do not fill the width, a location is unknown, or a cut
-      keeps no activation.
+    ValueError: heads do not fill the width, a location is unknown, or no
+      activation would be kept.
   """
   if not n_heads and d_model % head_size:
     raise ValueError(

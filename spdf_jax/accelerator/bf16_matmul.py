@@ -77,11 +77,12 @@ for _platform in ('cuda', 'rocm', 'tpu'):
 def is_faster(dtype: Any) -> bool:
   """Returns whether products of a dtype are faster by `einsum`.
 
-  This is so for bfloat16 in a process that uses a CPU that multiplies it
-  (AVX-512 BF16). With several devices, JAX's own products propagate shardings.
-  Where a program is lowered for another platform, `einsum` lowers to JAX's own
-  product; a process that uses a GPU traces that itself, since `remat='dots'`
-  would save the result of `einsum` in float32.
+  They are for bfloat16, if this process runs on one CPU device with
+  instructions for it (AVX-512 BF16). With several devices, JAX's own products
+  are used, since they propagate shardings. A program that is lowered for
+  another platform also gets JAX's own product from `einsum`, but in a process
+  on a GPU `einsum` is not used at all, since `remat='dots'` would save its
+  result in float32.
 
   Example:
     >>> is_faster('float32')

@@ -74,8 +74,8 @@ def crossover(
     in_blocks: Whether masks consist of whole blocks, see `BLOCK`.
 
   Returns:
-    The crossover: that of `MEASURED`, or of a measurement of seconds on a
-    processor that is not listed, which is cached beside the kernels for
+    The crossover from `MEASURED`. On a processor that is not listed there, it
+    is measured, which takes seconds, and cached beside the kernels for
     processors of this kind.
 
   Raises:

@@ -22,6 +22,7 @@ from spdf_jax.sparsity.masks import MaskMaker
 from spdf_jax.sparsity.selection import Selector
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.structures import Structure
+from spdf_jax.sparsity.topk import keys
 
 PyTree = Any
 
@@ -166,7 +167,9 @@ def nonzero(
     [[True, False], [False, True]]
   """
   del key
-  mask = jax.tree.map(lambda p: p != 0, params)
+  # CPUs that flush denormals compare them as equal to zero; bits do not.
+  bits = keys.sortable_bits
+  mask = jax.tree.map(lambda p: bits(p) != bits(jnp.zeros_like(p)), params)
   counts.check_counts(mask, sparsity, structure, 'mask of non-zero parameters')
   return mask
 

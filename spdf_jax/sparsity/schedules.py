@@ -449,8 +449,7 @@ def check_steps(name: str, value: Any, least: int) -> int:
 
 
 def check_boundaries(boundaries: Sequence[int]) -> list[int]:
-  """Returns boundaries as ints, or raises unless they increase from 0 or more.
-  """
+  """Returns boundaries as ints; raises unless they increase, the first >= 0."""
   steps = [check_steps('a step in boundaries', b, 0) for b in boundaries]
   if any(b <= a for a, b in zip(steps, steps[1:])):
     raise ValueError(

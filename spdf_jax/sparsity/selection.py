@@ -92,9 +92,9 @@ def _normalize(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
   if len(distinct) != len(named) or not output:
     raise ValueError(
         f'where gives the axes {tuple(axes)} for {path or "the array"} of '
-        f'shape {tuple(leaf.shape)}; give reduction and output axes of this '
-        'shape, at least one output and none twice, as MatrixAxes((), 0) for a '
-        'vector, or None to keep it dense.'
+        f'shape {tuple(leaf.shape)}; give MatrixAxes(reduction axes, output '
+        'axes) with at least one output axis and no axis twice, MatrixAxes((), '
+        '0) for a vector, or None to keep it dense.'
     )
   if kernel and not set(kernel) < set(reduction):
     raise ValueError(

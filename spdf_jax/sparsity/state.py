@@ -63,7 +63,7 @@ def check_update(name: str, state: PyTree, params: PyTree | None) -> None:
 
   Args:
     name: Name of the transformation.
-    state: Its state.
+    state: State of the transformation.
     params: The parameters that it got.
 
   Raises:

@@ -297,7 +297,7 @@ def test_the_product_and_both_gradients_take_one_kernel_call_each():
     (0, ['spdf_sparse_matmul', 'spdf_sparse_matmul']),
     (1, ['spdf_sampled_matmul', 'spdf_sparse_matmul']),
 ])
-def test_a_gradient_in_one_operand_computes_that_alone(argnums, expected):
+def test_the_gradient_of_one_operand_computes_no_other(argnums, expected):
   f = gradient(CASE, argnums=argnums)
   assert calls(f, *operands(CASE)) == expected
   assert_close(jax.jit(f)(*operands(CASE)), oracle(CASE)[1][argnums])

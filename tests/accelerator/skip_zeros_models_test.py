@@ -280,7 +280,7 @@ def test_twenty_steps_of_other_gpts_have_the_losses_of_dense_ones(name):
 
 
 @pytest.mark.parametrize('name', other_gpts.GPTS)
-def test_lists_of_other_gpts_multiply_whatever_the_axes_of_their_matrices(name):
+def test_listed_matrices_of_other_gpts_work_in_any_layout(name):
   # A width of 128 has two heads.
   sizes = other_gpts.Sizes(128, layers=2, vocabulary=32)
   params, logits = other_gpts.GPTS[name](sizes)

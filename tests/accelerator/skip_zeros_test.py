@@ -52,7 +52,7 @@ def to_float32(tree):
   return jax.tree.map(lambda x: np.asarray(x, 'float32'), tree)
 
 
-def test_a_batch_of_masks_and_weights_is_mapped():
+def test_skip_zeros_can_be_mapped_over_masks_and_weights():
   params, mask, x = simple()
   others, other_mask, _ = simple(1)
   both = jax.tree.map(lambda *p: jnp.stack(p), params, others)
@@ -224,7 +224,7 @@ def test_an_argument_selects_the_fast_dense_bfloat16_products(monkeypatch):
 
 
 @pytest.mark.parametrize('lowering', ['auto', 'reference'])
-def test_lists_of_kept_weights_multiply_in_functions_of_few_tokens(lowering):
+def test_listed_matrices_are_used_for_few_tokens(lowering):
   params, mask, x = simple()
   stack = np.random.default_rng(1).normal(size=(3, 8, 8)).astype(np.float32)
   params['stack'], mask['stack'] = stack, stack > 0.5

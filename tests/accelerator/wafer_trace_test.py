@@ -146,7 +146,7 @@ def test_every_shard_of_a_mesh_is_counted():
   assert product_flops(simulate(sharded, DEVICE)(X, W)) == 2 * whole
 
 
-def test_non_zeros_are_those_of_the_masks_through_scan_and_gradients():
+def test_nonzeros_are_counted_from_masks_in_scans_and_gradients():
   report = simulate(scanned_sparse, DEVICE)(X, WS, MASKS)
   assert product_flops(report) == 2 * TOKENS * MASKS.sum()
   assert report.skipped_flops == 2 * TOKENS * (~MASKS).sum()
@@ -164,7 +164,7 @@ def test_non_zeros_are_those_of_the_masks_through_scan_and_gradients():
   assert [w.kept for w in backward] == MASKS.sum(axis=(1, 2))[::-1].tolist()
 
 
-def test_blocks_have_the_flops_of_random_masks_and_wait_longer():
+def test_block_masks_take_the_flops_of_random_ones_but_more_cycles():
   rng = np.random.default_rng(0)
   x = jax.ShapeDtypeStruct((65 * 2048, 2048), jnp.float16)
   w = jax.ShapeDtypeStruct((2048, 2048), jnp.float16)
@@ -339,7 +339,7 @@ def test_a_layer_that_does_not_fit_is_refused_with_its_numbers():
   simulate(jnp.dot, DEVICE, systems=2)(x, w)
 
 
-def test_work_of_different_types_with_equal_numbers_differs():
+def test_kinds_of_work_with_equal_numbers_have_their_own_costs():
   works = ScoreProduct(1e12), Elementwise(1e12)
   both = Program(tuple(Operation('', '', 'forward', w) for w in works))
   cycles = [row.cost.cycles for row in report_on(both, DEVICE).rows]

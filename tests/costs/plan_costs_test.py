@@ -158,7 +158,7 @@ def test_between_updates_the_sparsity_of_the_last_one_holds():
   assert [s.steps for s in spans_of(plan)[0]] == [16, 16, 8]
 
 
-def test_all_layers_count_with_the_sparsity_of_the_whole_model():
+def test_under_model_wide_every_layer_is_planned_with_the_mean_sparsity():
   plan = make_plan([dict(
       name='static', sparsity=0.5, distribution='model_wide',
   )])

@@ -316,7 +316,7 @@ def test_permutations_equal_recorded_ones():
   ]
 
 
-def test_permute_keeps_the_shape_and_answers_single_positions():
+def test_permute_accepts_arrays_and_single_indices():
   table = permute(np.arange(12).reshape(3, 4), 12, (5,))
   assert table.shape == (3, 4)
   assert int(permute(7, 12, (5,))) == table[1, 3]

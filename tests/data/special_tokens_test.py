@@ -76,7 +76,7 @@ LLAMA = dict(model_type='llama', vocab_size=270)
         eos_token_id=[3, 50256])),
      SpecialTokens(None, False, (TURN,))),
 ])
-def test_files_of_a_model_state_its_special_tokens(files, want, tmp_path):
+def test_files_of_a_model_give_its_special_tokens(files, want, tmp_path):
   tokenizer = data.open_tokenizer(write_llama(tmp_path / 'model', **files))
   assert special_tokens.special_of(tokenizer) == want
   assert tokenizer.end_of_text == want.ends[0]
@@ -146,7 +146,7 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path):
     data.open_tokenizer(tmp_path)
 
 
-def test_an_end_known_by_its_name_alone_gives_a_warning(tmp_path, caplog):
+def test_an_end_of_text_known_by_name_only_gives_a_warning(tmp_path, caplog):
   folder = write_llama(tmp_path / 'model')
   with caplog.at_level(logging.WARNING):
     tokenizer = data.open_tokenizer(folder)

@@ -212,7 +212,7 @@ WORDS = train_bpe([*TEXTS, "It isn't, he's; they'll... 1 22 333"], 320)
 
 @settings(max_examples=400, deadline=None)
 @given(TEXT)
-def test_remembered_words_give_the_ids_of_the_whole_text(text):
+def test_cached_words_give_the_ids_of_the_whole_text(text):
   words = encoding.WordCache(WORDS, '<u2')
   for _ in range(2):
     ids = np.frombuffer(words.encode(text), words.dtype).tolist()

@@ -185,7 +185,7 @@ def test_a_trend_is_minus_the_slope_of_the_regression_line(slope, start):
   assert value == pytest.approx(-line[0], abs=1e-9)
 
 
-def test_a_measure_that_a_run_misses_is_named():
+def test_a_metric_that_a_run_lacks_is_named():
   with pytest.raises(ValueError, match="'a below a' needs 'x', which one of"):
     claims.judge([claim_of(claims.better(A, A, 'x'))], measure(a=0))
 
@@ -254,7 +254,7 @@ VALUES = st.lists(st.floats(-3, 3), min_size=2, max_size=9).filter(
 
 @given(VALUES, st.floats(-1, 1))
 @settings(deadline=None)
-def test_tests_are_those_of_scipy(values, bound):
+def test_p_values_equal_those_of_scipy(values, bound):
   for test, side in ((paired.p_below, 'less'), (paired.p_above, 'greater')):
     expected = stats.ttest_1samp(values, bound, alternative=side).pvalue
     assert test(values, bound) == pytest.approx(expected, rel=1e-6, abs=1e-12)
@@ -308,7 +308,7 @@ def test_numbers_that_are_not_finite_are_strings_and_are_restored(tmp_path):
   assert last == [8, 1.0, 2.5] and restored['name'] == 'NaN-free'
 
 
-def test_bare_constants_of_older_files_are_read():
+def test_nan_and_infinity_in_older_json_files_are_read():
   decoded = json_files.decode('{"loss": NaN, "curve": [Infinity, -Infinity]}')
   assert math.isnan(decoded['loss'])
   assert decoded['curve'] == [math.inf, -math.inf]

@@ -52,7 +52,7 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path, caplog):
   assert '00.csv, 01.csv, 02.csv and 20 more are not read' in caplog.text
 
 
-def test_a_card_beside_rows_is_no_document(tmp_path, caplog):
+def test_a_dataset_card_beside_data_files_is_not_read(tmp_path, caplog):
   for name in ('README.md', 'a.md'):
     (tmp_path / name).touch()
   assert [p.name for p in list_inputs(tmp_path)] == ['README.md', 'a.md']
@@ -85,14 +85,14 @@ def test_a_byte_order_mark_is_no_part_of_a_document(
     (['a'], 'a list'), ({'a': 'b'}, 'a dict'), (3, 'an int'), (True, 'a bool'),
     ([{'role': 'user', 'content': 'x'}], 'a list'),
 ])
-def test_a_document_of_another_type_is_named_with_it(tmp_path, value, kind):
+def test_an_error_names_a_document_that_is_not_text(tmp_path, value, kind):
   path = tmp_path / 'a.jsonl'
   path.write_text(json.dumps({'text': value}) + '\n')
   item, = read_documents(path)
   assert item == Skipped(f'text is {kind}', f'{path} line 1')
 
 
-def test_a_document_without_its_field_is_named_with_those_it_has(tmp_path):
+def test_an_error_lists_the_fields_of_a_document_without_text(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_text(
       '{"messages": [], "id": 1}\n{"text": null}\n' + json.dumps(
@@ -111,7 +111,7 @@ def test_a_document_without_its_field_is_named_with_those_it_has(tmp_path):
 @pytest.mark.parametrize('value, kind', [
     (['a'], 'a list'), ({'a': 'b'}, 'a dict'), (b'a', 'a bytes'), (1, 'an int'),
 ])
-def test_a_column_of_another_type_is_named_with_it(tmp_path, value, kind):
+def test_an_error_names_a_column_that_is_not_text(tmp_path, value, kind):
   columns = {'text': [value], 'body': ['x']}
   arrow = pytest.importorskip('pyarrow')
   parquet = pytest.importorskip('pyarrow.parquet')

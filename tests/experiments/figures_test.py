@@ -125,7 +125,7 @@ def test_a_history_counts_on_through_its_launches(
   assert run.series('validation/loss') == losses
 
 
-def test_what_was_ever_active_is_known_after_a_dense_launch_only(tmp_path):
+def test_exploration_is_known_only_of_runs_that_started_densely(tmp_path):
   for name, sparsity, expected in (('dense', 0.0, [1.0]), ('sparse', 0.3, [])):
     start = pretrain(tmp_path / name, sparsity)
     workdir = prune(tmp_path / f'from-{name}', start)
@@ -228,7 +228,7 @@ def test_rigl_and_granet_have_the_losses_of_their_runs(runs):
   assert_texts_stand_free(figure)
 
 
-def test_bars_are_the_totals_of_the_papers_and_stages_add_up():
+def test_flops_bars_equal_the_printed_totals():
   bars = flops_plots.published_bars()
   printed = [bar for bar in bars if bar.model.startswith('gpt')]
   assert [f'{bar.printed / 1e18:.2f}' for bar in printed] == [
@@ -260,7 +260,7 @@ def test_bars_are_the_totals_of_the_papers_and_stages_add_up():
   assert heights == pytest.approx(sum(bar.total for bar in bars) / 1e18)
 
 
-def test_the_reduction_rises_with_size_to_its_limit():
+def test_the_flops_reduction_rises_with_the_model_size():
   sizes, times = zip(*flops_plots.reductions(0.75))
   assert list(sizes) == sorted(sizes) and list(times) == sorted(times)
   assert times[-1] < 4
@@ -301,7 +301,7 @@ def test_diagrams_hold_exactly_the_weights_of_their_masks():
   assert len(edges[diagrams.GROWN]) == 84 - 21
 
 
-def test_all_draws_what_runs_allow_and_shows_what_it_left_out(
+def test_all_draws_what_the_runs_allow_and_lists_the_rest(
     runs, tmp_path, monkeypatch
 ):
   of_runs = {n: f for n, f in figures.FIGURES.items() if f.needs}
@@ -322,7 +322,7 @@ def test_all_draws_what_runs_allow_and_shows_what_it_left_out(
   )
 
 
-def test_a_figure_that_lacks_its_runs_names_them(runs, tmp_path):
+def test_a_figure_without_its_runs_names_what_it_needs(runs, tmp_path):
   with pytest.raises(MissingRunsError, match=(
       "'rigl-granet' needs a run of each, and there is no run of granet; give "
   )):

@@ -131,7 +131,7 @@ def test_the_flops_of_a_config_are_printed_by_phase():
   assert [line[0] for line in traced] == list(flops_of)
 
 
-def test_zeros_of_a_users_own_model_are_traced(tmp_path, monkeypatch):
+def test_flops_of_a_users_own_model_skip_its_zeros(tmp_path, monkeypatch):
   guide = ROOT / 'experiments' / 'guides' / 'own_model.md'
   files = {name: script for name, script in scripts(guide) if name}
   (tmp_path / 'traced_model.py').write_text(files['my_model.py'])

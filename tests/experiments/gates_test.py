@@ -220,7 +220,7 @@ def test_an_arm_that_is_measured_on_tuning_seeds_alone_is_not_judged():
   assert judged.findings['size'].reason.startswith('0 of at least 12 seeds')
 
 
-def test_an_arm_none_of_whose_rates_is_eligible_is_not_judged(capsys):
+def test_an_arm_without_an_eligible_rate_has_no_verdict(capsys):
   def run(job):
     outcome = outcome_of(job, scale=CONTEXT_64)
     if job.arm.folder == 'dense_small':

@@ -72,7 +72,7 @@ def percent(text):
   return re.sub(r'ours, | zeros', '', text).replace(' %', '%')
 
 
-# Linear layers, by kernels and zeros.
+# Sources of the tables of linear layers.
 
 
 def layer(record, zeros, dtype='float32', dense='dense'):
@@ -326,7 +326,7 @@ def read_tables(page):
     )
     rows, first = [], ''
     for cells in lines:
-      first = cells[0] or first  # An empty first cell is that above it.
+      first = cells[0] or first  # Repeats the cell above.
       rows.append(dict(zip(headings, [first, *cells[1:]])))
     to_right = [h for h, line in zip(headings, rule) if line == '---:']
     if to_right:
@@ -388,7 +388,7 @@ def test_records_that_are_called_missing_are_missing():
 @pytest.mark.skipif(
     not native.is_available('bfloat16'), reason='no kernels for bfloat16 here'
 )
-def test_the_suite_writes_the_rows_that_tables_of_layers_wait_for():
+def test_the_matmul_suite_writes_all_rows_of_the_table_of_layers():
   rng = np.random.default_rng(0)
   rows = []
   for dtype in ('float32', 'bfloat16'):

@@ -231,7 +231,7 @@ def test_every_scored_round_of_a_workdir_fills_the_row_of_that_round(tmp_path):
   assert 'belong in no row' not in text
 
 
-def test_a_run_given_by_another_path_is_one_run(tmp_path, monkeypatch):
+def test_a_run_given_by_two_paths_counts_once(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   run = make_run(tmp_path / 'runs' / 'a', ROUNDS, preset='gpt3-1.3b')
   score(tmp_path / 'runs' / 'a.json', 'runs/a', 2.5)
@@ -240,7 +240,7 @@ def test_a_run_given_by_another_path_is_one_run(tmp_path, monkeypatch):
     assert len(record.scores) == 1 and os.path.samefile(record.source, run)
 
 
-def test_the_last_round_and_the_whole_run_are_one_checkpoint(tmp_path):
+def test_scores_of_the_last_round_count_for_the_whole_run(tmp_path):
   run = make_run(tmp_path / 'run', ROUNDS, preset='gpt3-1.3b')
   measure = 'validation', 'mean over tokens', 'loss'
   score(tmp_path / 'run.json', run, 2.5, *measure)

@@ -238,7 +238,7 @@ def test_an_arm_with_a_given_rate_runs_only_what_is_not_there_yet(
   assert (measured[TIED.arm] == measured[TUNED.arm]) == (best == 2)
 
 
-def test_a_tied_arm_waits_for_the_rate_of_the_other():
+def test_an_arm_waits_until_the_rate_it_takes_is_chosen():
   done = {
       name: outcome for name, outcome in ALL.items()
       if name != 'static-50+task/rate=1.0,seed=0'
@@ -365,7 +365,7 @@ def test_seconds_of_interrupted_attempts_count(tmp_path):
     name for name in SCALES
     if (RESULTS / f'claims-{name}' / 'results.json').exists()
 ])
-def test_committed_runs_can_be_reported_and_continued(name):
+def test_recorded_results_have_the_identity_of_their_scale(name):
   results = json_files.read_json(RESULTS / f'claims-{name}' / 'results.json')
   recorded = results['identity']
   identity = pool_identity.identify(SCALES[name], recorded['data'])
@@ -403,7 +403,7 @@ def test_a_folder_of_claims_has_the_protocol_that_judges_it():
 
 
 @pytest.mark.slow
-def test_the_books_of_committed_runs_can_be_prepared(tmp_path):
+def test_the_corpus_of_recorded_results_can_be_prepared_again(tmp_path):
   books = data_path('books')
   scale = dataclasses.replace(SCALES['fair'], tasks={})
   prepared = pool_data.prepare(scale, str(books.parent), tmp_path)

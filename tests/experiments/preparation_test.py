@@ -47,7 +47,7 @@ def lines(tmp_path):
   return write_json_lines(tmp_path / 'in.jsonl')
 
 
-def test_every_document_is_in_one_split_and_ends(lines, tmp_path):
+def test_every_document_is_in_one_split_with_an_end_token(lines, tmp_path):
   corpus = prepare(lines, tmp_path / 'out')
   texts = documents(corpus)
   assert sorted(sum(texts.values(), [])) == sorted(TEXTS)
@@ -256,7 +256,7 @@ def test_bad_arguments_get_one_sentence(lines, tmp_path):
     refuse(message, prepare, **arguments)
 
 
-def test_one_text_file_is_cut_so_that_some_of_it_validates(tmp_path):
+def test_a_single_text_file_is_cut_into_splits(tmp_path):
   text = ''.join(f'Line {i} of the play.\n' for i in range(4000))
   (tmp_path / 'input.txt').write_text(text)
   corpus = preparation.prepare_files(

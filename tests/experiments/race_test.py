@@ -109,7 +109,7 @@ def test_a_killed_race_ends_with_the_same_table(made_up, tmp_path, monkeypatch):
   assert count == 2 * (3 * 3 + 2) and '| 0.002 | 5 |' in whole
 
 
-def test_times_of_phases_warm_ups_and_mask_updates_are_scaled():
+def test_durations_warm_ups_and_update_times_are_scaled_to_the_budget():
   config = quickstart.get_config('algorithm=rigl')
   config.phases.pretrain.learning_rate.warmup = '50 steps'
   config.phases.pretrain.algorithm.update_every = '30 steps'
@@ -124,7 +124,7 @@ def test_times_of_phases_warm_ups_and_mask_updates_are_scaled():
   assert race.scaled(config, 1.0).phases.pretrain.to_dict() == before.to_dict()
 
 
-def test_all_fields_that_are_times_are_scaled():
+def test_every_config_field_that_is_a_time_is_scaled():
   config = quickstart.get_config()
   config.revival_warmup = 20
   config.phases.pretrain.duration = '1.5k steps'

@@ -99,7 +99,7 @@ def test_the_star_is_at_the_best_mean_over_seeds():
 
 
 @pytest.mark.slow
-def test_densities_continue_where_it_stopped(tmp_path):
+def test_the_study_of_densities_continues_where_it_stopped(tmp_path):
   run = lambda: command.run(
       'rates', '--study=densities', f'--output={tmp_path}',
       '--densities=1,.25', '--rates=2e-3', '--steps=20', '--seeds=1',

@@ -28,7 +28,7 @@ CONFIG = f'{ROOT}/configs/quickstart.py'
      'give a name that ends in .json'),
     ('evaluate --workdir=a',
      'set --tasks to validation, cerebras_gpt, open_llm, python-docstrings, or '
-     'with the path of its files as NAME=PATH lambada, wikitext, curation, '),
+     'NAME=PATH with the path of its files, where NAME is one of lambada, '),
     ('flops', 'give --table or --config'),
     ('flops --table=variabel',
      "table 'variabel' is unknown; did you mean 'var"),

@@ -118,7 +118,7 @@ def test_a_smoke_run_that_was_killed_continues(tmp_path):
     ('fair', (), "has no folder 'books'; give the folder that contains books, "
      'e2e, webnlg17'),
 ])
-def test_invalid_input_starts_no_run(tmp_path, name, claims, message):
+def test_invalid_arguments_start_no_run(tmp_path, name, claims, message):
   refuse(re.escape(message), lambda: list(reproduce.check_claims(
       name, claims, '', tmp_path / 'runs', tmp_path / 'out', False, 1
   )))
@@ -152,7 +152,7 @@ def test_results_of_another_protocol_scale_or_data_are_refused(tmp_path):
   refuse('has results of another sc', read_results, tmp_path, other)
 
 
-def test_a_corpus_is_known_by_its_tokens_not_by_its_files(tmp_path):
+def test_a_corpus_is_identified_by_its_tokens_not_its_files(tmp_path):
   def fingerprints(name, suffix, text):
     source = tmp_path / name
     (source / 'books').mkdir(parents=True)
@@ -208,7 +208,7 @@ def reproduction_of(folder, scale=SMOKE, name='smoke', **changes):
   return reproduce.Reproduction(name, scale, folder / 'runs', folder / 'out')
 
 
-def test_made_up_outcomes_of_a_fair_run_have_verdicts(
+def test_a_report_on_simulated_outcomes_has_all_verdicts(
     made_up, tmp_path, capsys
 ):
   here = reproduction_of(tmp_path, FAIR, 'fair', claims=('b2', 'd-ft'))
@@ -315,7 +315,7 @@ def test_results_stand_in_for_runs_that_are_not_on_disk(made_up, tmp_path):
     }
 
 
-def test_a_part_of_the_claims_is_judged_with_the_whole_family(
+def test_some_claims_alone_are_judged_within_their_whole_family(
     made_up, tmp_path
 ):
   whole = reproduction_of(tmp_path, FAIR, 'fair')

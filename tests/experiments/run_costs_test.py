@@ -61,7 +61,7 @@ def test_a_mask_update_takes_the_time_of_an_optimizer_step(static):
   assert seconds[1] - seconds[0] == pytest.approx(4 * DEVICE.step_seconds)
 
 
-def test_a_traced_recipe_is_near_the_closed_form(static):
+def test_traced_costs_are_close_to_the_closed_form(static):
   # Far from the calibration points: here elementwise operations weigh most.
   shape = static.model.config
   form = wafer.report_on(training_step(shape, 4, 32), DEVICE)
@@ -102,7 +102,7 @@ def test_batches_that_do_not_fit_are_split_into_micro_batches(static):
         ('cerebras-gpt-13b', 90, 75.5),
     ],
 )
-def test_the_micro_batches_of_the_vendor_fit(
+def test_micro_batches_that_the_vendor_published_fit(
     preset, batch, stash
 ):
   advice = run_costs.advise_batch(PRESETS[preset], DEVICE, 2048)
@@ -147,7 +147,7 @@ def test_cost_energy_and_carbon_are_those_of_the_post_on_iterative_pruning():
   run = Run.create(config, planning=True)
   estimate = run_costs.simulate_run(run, DEVICE, 64)
   phase, = estimate.phases
-  # 3.23e23 by the formula, and elementwise operations, which are not in it.
+  # The formula gives 3.23e23; the traced FLOPs include elementwise operations.
   assert phase.flops == pytest.approx(3.14e23, rel=0.05)
 
   def lines_of(systems, days, power, **rates):

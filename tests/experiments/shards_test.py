@@ -82,7 +82,7 @@ def test_joined_shards_are_the_whole_byte_by_byte(texts, tmp_path, total):
     st.integers(1, 9),
 )
 @settings(deadline=None, max_examples=30)
-def test_every_line_is_in_one_share(tmp_path_factory, contents, total):
+def test_every_line_is_in_exactly_one_shard(tmp_path_factory, contents, total):
   folder = tmp_path_factory.mktemp('in')
   files = []
   for i, (is_lines, words) in enumerate(contents):
@@ -145,6 +145,10 @@ def test_a_killed_shard_and_a_killed_join_continue(
       moved.append(target)
       replace(source, target)
 
+    # A shard that is started again does not stand in the way of the join.
+    assert not prepare_shard(
+        texts, '1/2', output=output, max_faults=0.1, **ARGUMENTS
+    )
     with monkeypatch.context() as patch:
       patch.setattr(os, 'replace', replace_some)
       try:
@@ -195,7 +199,7 @@ def test_a_wrong_set_of_shards_gets_one_sentence(texts, tmp_path):
       ).fingerprint
 
 
-def test_the_beginning_of_a_whole_is_not_mixed_with_shards(texts, tmp_path):
+def test_an_unfinished_corpus_is_not_mixed_with_shards(texts, tmp_path):
   with pytest.raises(KeyboardInterrupt):
     whole(texts, tmp_path / 'x', report=stop_after(1))
   state = tmp_path / 'x' / 'partial' / 'state.json'

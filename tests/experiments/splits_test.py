@@ -27,7 +27,7 @@ def find(texts, read, **shares):
 
 @given(st.integers(0, 10**6), st.floats(0, 0.5), st.floats(0, 0.4))
 @settings(deadline=None)
-def test_of_many_documents_each_share_is_a_range_of_hashes(first, a, b):
+def test_documents_are_split_by_ranges_of_their_hashes(first, a, b):
   texts = [f'Text {first + i}' for i in range(50)]
   splits = find(texts, None, validation=a, test=b)
   for text, split in zip(texts, splits):
@@ -41,7 +41,7 @@ def test_of_many_documents_each_share_is_a_range_of_hashes(first, a, b):
        st.floats(1e-9, 0.3))
 @example({0, -119, -125}, 0.25, 0.25)  # All hashes are below 0.25.
 @settings(deadline=None)
-def test_few_documents_are_validated_and_tested_on_too(numbers, a, b):
+def test_splits_of_few_documents_are_not_empty(numbers, a, b):
   texts = [f'Text {i}' for i in numbers]
   read = lambda file: [Piece(text) for text in texts]
   splits = find(texts, read, validation=a, test=b)
@@ -67,7 +67,7 @@ def test_a_share_of_zero_stays_empty():
     ('Test.txt', 'test'), ('test/val.md', 'test'), ('train/00.jsonl', None),
     ('tests.txt', None), ('contest.md', None),
 ])
-def test_files_are_known_by_the_beginning_of_their_name(name, split):
+def test_files_named_after_a_split_belong_to_it(name, split):
   root = Path('data/test')
   assert name_splits([root / name], root).get(root / name) == split
 

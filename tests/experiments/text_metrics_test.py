@@ -64,7 +64,7 @@ def test_numbers_of_references_may_differ(score):
   mixed = score(texts, [['x y', 'a b c d e', 'z'], 'f g h i j'])
   assert mixed == pytest.approx(100)
   # A missing reference is left out; it is not an empty one.
-  hypotheses = ['a b c d', 'p q']  # an empty reference would be the closest one
+  hypotheses = ['a b c d', 'p q']  # An empty one would be closest to 'p q'.
   padded = [['a b c d e', 'a b c x'], ['p q r s t', 'p q r s t']]
   missing = [['a b c d e', 'a b c x'], ['p q r s t']]
   assert score(hypotheses, missing) == score(hypotheses, padded)

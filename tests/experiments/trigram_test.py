@@ -67,7 +67,7 @@ def test_trigrams_are_those_of_plain_counts(tokens, vocab_size):
 
 @settings(deadline=None, max_examples=30)
 @given(tokens=TOKENS, vocab_size=st.integers(4, 7))
-def test_trigrams_sum_to_one_but_after_the_last_context(
+def test_trigrams_sum_to_one_except_after_the_last_context(
     tokens, vocab_size
 ):
   trigram = fit_trigram(np.array(tokens), vocab_size)
@@ -123,7 +123,7 @@ def test_the_first_token_of_a_sequence_is_scored_by_the_bigram():
   assert loss.nats == pytest.approx(nats, rel=1e-12)
 
 
-def test_the_first_nine_tenths_have_to_be_20_tokens():
+def test_a_trigram_needs_at_least_23_tokens():
   assert fit_trigram(np.arange(23) % 2, 2).counts.sum() == 21
   refuse('at least 23', fit_trigram, np.arange(22) % 2, 2)
 

@@ -80,7 +80,7 @@ def test_variants_are_compared_with_all_published_trainings():
     variants.variants_table('clocks')
 
 
-def test_a_sweep_equals_reports_of_its_points():
+def test_a_vectorized_sweep_equals_reports_one_by_one():
   sparsities = np.linspace(0, 0.95, 1000)
   seconds = sweeps.sweep_sparsities(STEP, DEVICE, sparsities, systems=4)
   for i in (0, 400, 999):
@@ -216,7 +216,7 @@ def repeated_and_wide(x, w, mask, wide, wide_mask):
     return y, multiply(x, wide, wide_mask)
 
 
-def test_shapes_of_a_layer_are_compared_each_with_all_its_executions():
+def test_each_shape_of_a_layer_is_compared_with_its_executions():
   rng = np.random.default_rng(1)
   wide = np.ones((32, 96), np.float32)
   wide_mask = rng.random(wide.shape) < 0.25

@@ -34,7 +34,7 @@ def draw(**options):
   )
 
 
-def test_the_largest_activations_stay_as_by_a_sort():
+def test_keep_largest_equals_a_sort():
   x = np.random.default_rng(0).normal(size=(3, 5, 40)).astype(np.float32)
   x[..., ::3] = 0
   for number in (1, 10, 27, 40):
@@ -81,7 +81,7 @@ def test_logits_are_causal(options):
   )
 
 
-def test_a_reader_sees_cut_activations_and_may_replace_them():
+def test_read_sees_sparse_activations_and_may_replace_them():
   seen = {}
 
   def read(name, x):
@@ -136,7 +136,7 @@ def test_gradients_are_scaled_by_the_root_mean_square_of_all(normalize, size):
     np.testing.assert_allclose(scaled[name], factor * g, rtol=1e-5)
 
 
-def test_rates_rise_as_the_root_of_what_is_pruned():
+def test_scale_by_kept_multiplies_by_a_power_of_the_kept_fraction():
   params = {'w': jnp.eye(4), 'zero': jnp.zeros(3), 'dense': jnp.ones(2)}
   tx = optimizer.scale_by_kept(-0.5)
   ones = jax.tree.map(jnp.ones_like, params)

@@ -110,7 +110,7 @@ def test_a_random_model_of_theirs_is_read(change, gpt, tmp_path):
     (dict(n_layer=4), r"h.3.attn.c_attn.weight' is missing"),
     (dict(d_mlp=12), 'has shape'),
 ])
-def test_what_differs_is_refused(fields, message, tmp_path):
+def test_models_with_other_features_are_refused(fields, message, tmp_path):
   model, _ = models.make_model(**SIZES)
   params = model.init(jax.random.key(0), TOKENS)['params']
   released.write(tmp_path, model, params)

@@ -70,7 +70,7 @@ def test_both_spellings_of_rotary_positions_are_read(name, fields):
   assert configs.read_config(LLAMA_FIELDS | fields) == want
 
 
-def test_a_width_that_is_not_given_is_four_times_the_models():
+def test_a_missing_feed_forward_width_is_four_times_the_model_width():
   fields = configs.write_config(GPT, 'float32') | dict(n_inner=None)
   assert configs.read_config(fields).d_ff == 64
 

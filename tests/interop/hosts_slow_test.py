@@ -313,7 +313,7 @@ def environment(tmp_path):
 @pytest.mark.parametrize('host', [
     'tunix', 'easydel', 'levanter', 'kauldron',
 ])
-def test_training_of_a_host_ends_with_exact_zeros(host, environment, tmp_path):
+def test_training_elsewhere_ends_with_exact_zeros(host, environment, tmp_path):
   package, others, program, hidden = HOSTS[host]
   python = environment(package, *others)
   script = tmp_path / 'program.py'

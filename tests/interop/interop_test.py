@@ -91,7 +91,7 @@ def test_smaller_types_round_once_and_are_restored_as_float32(
 
 @pytest.mark.ci
 @pytest.mark.parametrize('config', [GPT, LLAMA])
-def test_a_scanned_model_is_written_as_its_loop(config, tmp_path):
+def test_a_scanned_model_is_written_like_an_unscanned_one(config, tmp_path):
   params = make_params(config)
   mask = make_mask(params)
   scanned = dataclasses.replace(config, scan_layers=True)
@@ -276,7 +276,7 @@ def test_padding_of_the_vocabulary_is_cut(config, tmp_path):
   assert_same_bits(loaded.params, params)
 
 
-def test_what_was_exported_before_is_replaced_whole(tmp_path):
+def test_an_export_replaces_the_previous_one_completely(tmp_path):
   params = make_params(GPT)
   mask = make_mask(params)
   (tmp_path / 'tokenizer.json').write_text('{}')

@@ -74,7 +74,7 @@ def test_a_logit_depends_on_no_later_token(name):
 
 
 @pytest.mark.parametrize('name', ['gpt', 'llama'])
-def test_masks_hide_whatever_pruned_weights_hold(name):
+def test_values_of_pruned_weights_change_no_loss_or_gradient(name):
   model = MODELS[name]
   dense = make_params(model.config)
   mask = make_mask(dense)

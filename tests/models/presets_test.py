@@ -94,7 +94,7 @@ def test_hidden_matrices_are_sparsified_and_nothing_else(preset):
   assert count(layers) == shape.n_layers * shape.hidden_weights
 
 
-def test_overrides_of_a_llama_are_its_own_fields():
+def test_fields_of_a_llama_can_be_overridden():
   model = models.create_model('llama-1.3b', n_kv_heads=4, rope_theta=5e5)
   config = model.config
   assert (config.kv_heads, config.head_size) == (4, 128)

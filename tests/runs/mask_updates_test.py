@@ -66,7 +66,7 @@ def test_a_row_has_the_last_mask_update_before_it():
 @given(st.lists(st.tuples(
     st.integers(0, 30), st.integers(0, 30), st.integers(1, 7)
 ), max_size=3), st.integers(0, 40))
-def test_ranges_of_updates_give_what_their_steps_give(parts, step):
+def test_updates_stored_as_ranges_equal_those_stored_as_steps(parts, step):
   ranges, start = [], 0
   for first, length, every in parts:
     ranges.append(range(start + first, start + first + length + 1, every))

@@ -114,7 +114,7 @@ def test_loss_over_flops_is_legible_over_any_span(scale, growth):
   assert len(notes) == 1
 
 
-def test_a_name_of_a_point_keeps_off_lines_edges_and_other_names():
+def test_labels_of_points_avoid_lines_edges_and_other_labels():
   ax = style.new_figure(4, 3).subplots()
   ax.set(xlim=(0, 1), ylim=(0, 1))
   ax.plot([0.5, 1.0], [0.5, 0.9])

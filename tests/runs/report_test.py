@@ -207,7 +207,7 @@ def test_table_holds_the_values_at_the_ends_of_phases(runs):
   ]
 
 
-def test_what_a_run_started_from_is_counted(runs, tmp_path):
+def test_the_cost_of_the_run_it_started_from_is_counted(runs, tmp_path):
   dash = '–'
   dense = runs['dense']
   tuned = make_run(
@@ -252,7 +252,7 @@ def test_the_past_phases_of_a_resumed_run_are_counted_once(runs, tmp_path):
   assert flops_at(resumed, 150) == 1500
 
 
-def test_a_start_without_a_record_is_named(tmp_path):
+def test_the_report_names_a_start_whose_cost_is_not_recorded(tmp_path):
   imported = short_run(
       tmp_path / 'imported', evaluation(50, 8.0, 8.0),
       before=SpentBefore('runs/hf', is_recorded=False),
@@ -395,7 +395,7 @@ def test_a_report_shows_plots_that_exist(tmp_path, runs):
     assert (path.parent / name).read_bytes().startswith(b'\x89PNG')
 
 
-def test_ten_last_generations_stand_beside_their_references(runs):
+def test_the_last_ten_generations_are_shown_with_their_references(runs):
   table = generations_table(runs)
   assert table.splitlines()[0] == (
       '| context | reference | dense, step 120 | sparse\\|75, step 120 |'

@@ -86,7 +86,7 @@ def test_lines_of_one_step_become_one_row_in_order_of_steps(tmp_path):
   assert run.series('validation/loss') == ([20], [2.5])
 
 
-def test_a_phase_owns_the_step_that_ends_it_and_not_the_one_before(tmp_path):
+def test_a_phase_includes_its_last_step_but_not_its_start(tmp_path):
   rows = [{'step': s, 'x': s} for s in (0, 50, 100, 120, 150)]
   rows.append({'step': 140, 'y': 1.0})
   run = read_run(write(tmp_path, rows))

@@ -124,7 +124,7 @@ def test_only_revived_weights_are_warmed_up():
     np.testing.assert_array_equal(got['b'], want['b'])
 
 
-def test_an_age_stops_at_the_largest_int16_and_then_counts_all_steps():
+def test_an_age_beyond_int16_counts_as_all_steps():
   adam = optax.scale_by_adam(b2=0.99999)
   tx = spdf.sparsify(spdf.with_age(adam), spdf.static(0.5), key=0)
   state = tx.init(PARAMS)

@@ -149,7 +149,7 @@ def test_a_state_is_sharded_like_the_parameters_and_never_packed():
   assert plain.algorithm_state == ()
 
 
-def test_a_traced_sparsity_keeps_what_the_host_counts():
+def test_a_traced_sparsity_keeps_the_exact_count():
   rise = spdf.cubic(0.1, 0.8, 10)
   mask = jax.jit(
       lambda count, scores: spdf.sparsity.masks.mask_from_scores(

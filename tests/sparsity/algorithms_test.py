@@ -321,7 +321,7 @@ def test_gradients_that_are_not_finite_change_nothing(name):
 
 
 @pytest.mark.parametrize('drop', ['magnitude', 'signed'])
-def test_no_weight_is_lost_where_few_are_pruned_and_none_regrows(drop):
+def test_counts_stay_exact_if_dropped_weights_may_not_regrow(drop):
   algorithm = spdf.sparse_evolution(
       0.1, update_every=1, drop=drop, regrow_dropped=False
   )

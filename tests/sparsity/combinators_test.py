@@ -22,7 +22,7 @@ def run(algorithm, steps):
   ][1:]
 
 
-def test_kept_weights_are_exact_in_every_segment():
+def test_kept_counts_are_exact_in_every_segment_of_join():
   sparsities = [0.75, 0.0, 0.5, 0.25]
   algorithm = spdf.join([spdf.static(s) for s in sparsities], [2, 4, 6])
   kept = [int(mask.sum()) for _, mask, _ in run(algorithm, 8)]
@@ -124,7 +124,7 @@ def test_every_leaf_follows_the_algorithm_of_its_label(labels):
   assert mask['h_0']['bias'] is None
 
 
-def test_members_count_steps_from_their_start():
+def test_algorithms_in_join_count_steps_from_their_start():
   rigl = spdf.rigl(0.5, update_every=2, update_until=6)
   algorithm = spdf.join([spdf.dense(), rigl], [5])
   updates = [t for t in range(14) if algorithm.update_at(t)]
@@ -187,7 +187,7 @@ def test_a_partition_updates_masks_whenever_a_member_does():
       assert bool(algorithm.skip_step_at(at)) == (count in (4, 8))
 
 
-def test_partitions_join_and_nest():
+def test_join_and_partition_can_be_nested():
   sparse = two(spdf.static(0.5), spdf.static(0.75))
   inner = spdf.partition(
       {'h_0': spdf.dense(), 'h_1': spdf.static(0.5)},

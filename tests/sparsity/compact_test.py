@@ -186,7 +186,7 @@ def test_an_algorithm_that_skips_steps_is_refused():
   refuse_packed('skips steps', optax.adam(0.1), rigl)
 
 
-def test_more_weights_than_there_is_room_for_are_refused():
+def test_packing_more_weights_than_the_given_size_is_refused():
   _, params, state = start(optax.adam(0.1))
   with pytest.raises(ValueError, match="is 17 for 'w', .* keeps 18 weights"):
     storage.pack_state(params, state, {'w': 17, 'stack': 24, 'bias': None})

@@ -87,7 +87,7 @@ def test_clipping_adds_scratch_for_one_gradient_and_no_more(algorithm):
   assert extra <= 1.01 * gradient < compiled.tree_bytes(adam_state)
 
 
-def test_copies_of_the_state_are_counted_where_there_are_some():
+def test_copied_bytes_counts_copies_of_the_state():
   wrong = mask_state_afterwards(optax.scale_by_adam())
   program = compile_optimizer(wrong)
   adam_state = program.state[1].inner_state
@@ -97,7 +97,7 @@ def test_copies_of_the_state_are_counted_where_there_are_some():
 
 
 @pytest.mark.filterwarnings('ignore:Some donated buffers')
-def test_what_is_not_updated_in_place_is_counted():
+def test_unaliased_bytes_counts_state_that_is_not_updated_in_place():
   state = {'kept': jnp.ones((8, 8)), 'summed': jnp.ones(5)}
   shrink = lambda state, x: (
       {'kept': state['kept'] + x, 'summed': state['summed'].sum()}, ()

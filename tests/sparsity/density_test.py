@@ -55,7 +55,7 @@ def test_updates_of_each_layer_are_divided_by_its_kept_inputs():
   np.testing.assert_array_equal(updates['bias'], 1)
 
 
-def test_rates_fall_by_the_jump_of_density_at_a_dense_boundary():
+def test_updates_shrink_with_density_when_a_dense_phase_begins():
   algorithm = spdf.join([spdf.static(0.75), spdf.dense()], [2])
   tx = sparse(algorithm, base_density=1.0)
   largest = [float(u['wi'].max()) for u, _ in updates_of(tx, 4)]

@@ -146,11 +146,11 @@ def test_igq_gives_all_layers_the_same_force(shapes, sparsity):
   assert forces == pytest.approx([forces[0]] * len(forces), rel=1e-6)
 
 
-def test_erk_of_no_sparsity_is_dense():
+def test_erk_of_sparsity_0_is_dense():
   assert set(jax.tree.leaves(erk(gpt(12, 768), 0.0))) == {0.0}
 
 
-def test_a_high_power_stays_below_one():
+def test_erk_with_a_high_power_stays_below_one():
   params = {'a': leaf(1, 4, 4), 'b': leaf(1, 400, 400), 'c': leaf(1, 99, 99)}
   sparsities = erk(params, 0.97, power=400.0)
   assert all(0 <= sparsity < 1 for sparsity in sparsities.values())

@@ -98,7 +98,7 @@ def draw(*shape):
   return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def test_axes_that_are_batches_are_layers_of_their_own():
+def test_balanced_growth_treats_batch_axes_as_separate_layers():
   # Inputs, heads, outputs of a head, and a stack in front of them.
   w = np.random.default_rng(0).normal(size=(2, 8, 3, 6)).astype(np.float32)
   w *= np.random.default_rng(1).normal(size=(2, 1, 3, 1))
@@ -121,7 +121,7 @@ def test_axes_that_are_batches_are_layers_of_their_own():
       )
 
 
-def test_growth_does_not_gather_in_units_of_large_gradients():
+def test_balanced_growth_spreads_over_units():
   # A gradient is a sum of outer products: some units have most of it.
   g = draw(1, 64, 96) * np.exp(draw(64, 1))
   number = g.size // 5
@@ -186,7 +186,7 @@ def test_own_scores_that_are_not_numbers_rank_last():
 
 
 @pytest.mark.parametrize('name', ['rigl', 'granet'])
-def test_configs_name_the_scores(name):
+def test_growth_scores_can_be_named_in_configs(name):
   spec = functools.partial(
       dict, name=name, sparsity=0.75, update_every=10, update_until=70
   )

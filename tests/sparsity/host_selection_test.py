@@ -1,4 +1,4 @@
-"""`where` on the parameter trees of other people's training.
+"""`where` on the parameter trees of other training frameworks.
 
 Shapes are small; layouts and names are those of the hosts, in
 `host_trees.json`. Sources:
@@ -138,7 +138,7 @@ def test_the_guide_selects_the_hidden_matrices_and_nothing_else(
 @pytest.mark.parametrize('host', [
     'maxtext', pytest.param('linen_moe', marks=pytest.mark.slow),
 ])
-def test_every_layer_of_a_host_gets_its_exact_count(host, recommended):
+def test_models_of_other_frameworks_keep_exact_counts(host, recommended):
   tx = spdf.sparsify(
       optax.sgd(0.1), spdf.static(0.75), where=recommended[host], key=0
   )

@@ -45,7 +45,7 @@ def test_a_given_mask_is_where_training_starts():
   assert actual['h_0']['bias'] is None
 
 
-def test_axes_of_a_given_mask_are_those_of_where():
+def test_a_given_mask_uses_the_axes_of_where():
   # Stacked and transposed, with heads: [outputs, layers, heads, inputs].
   axes = AXES(reduction_axis=(3,), output_axis=(2, 0))
   where = lambda path, leaf: axes if leaf.dtype == jnp.bfloat16 else False
@@ -58,7 +58,7 @@ def test_axes_of_a_given_mask_are_those_of_where():
   np.testing.assert_array_equal(actual['w'], mask['w'])
 
 
-def test_sparsities_of_a_mask_request_exactly_its_counts():
+def test_sparsities_of_a_mask_reproduce_its_counts():
   kept = 37
   mask = {'w': np.arange(128).reshape(8, 16) < kept}
   sparsity = sparsities_of(mask)
@@ -67,7 +67,7 @@ def test_sparsities_of_a_mask_request_exactly_its_counts():
   start(spdf.init.given(mask), sparsity, {'w': jnp.ones((8, 16))})
 
 
-def test_a_mask_of_the_whole_model_has_the_count_of_the_whole_model():
+def test_a_given_mask_under_model_wide_needs_the_count_of_the_model():
   mask = draw((0.875, 0.625))
   wide = lambda s: spdf.static(
       s, distribution=spdf.model_wide, init=spdf.init.given(mask)
@@ -104,9 +104,12 @@ def test_a_mask_that_does_not_fit_is_refused(change, message):
   refuse(message, given)
 
 
-def test_zeros_of_a_checkpoint_are_its_mask():
+@pytest.mark.parametrize('scale', [1, 2.0**-140])  # Also denormal weights.
+def test_zeros_of_a_checkpoint_are_its_mask(scale):
   mask = draw()
-  params = spdf.apply_mask(PARAMS, mask)
+  params = spdf.apply_mask(
+      jax.tree.map(lambda p: np.asarray(p) * np.float32(scale), PARAMS), mask
+  )
   actual = start(spdf.init.nonzero, sparsities_of(mask), params)
   jax.tree.map(np.testing.assert_array_equal, actual, mask)
   begin = lambda p: start(spdf.init.nonzero, sparsities_of(mask), p)
@@ -114,7 +117,7 @@ def test_zeros_of_a_checkpoint_are_its_mask():
   jax.tree.map(np.testing.assert_array_equal, actual, mask)
 
 
-def test_scores_choose_by_key_and_shape():
+def test_scored_calls_the_function_with_a_key_and_a_shape_per_leaf():
   seen = []
 
   def scores(key, shape):
@@ -165,7 +168,7 @@ def test_masks_in_a_structure_are_taken_and_others_refused():
     ),
     lambda: spdf.static(0.0, init='nonzero', distribution='model_wide'),
 ])
-def test_map_params_accepts_its_placeholder(make):
+def test_optax_map_params_accepts_the_state(make):
   tx = spdf.sparsify(optax.adam(0.1), make(), key=0)
   state = tx.init(PARAMS)
   mapped = optax.tree.map_params(tx, lambda x: x, state)

@@ -331,7 +331,7 @@ def test_every_transformation_of_optax_is_listed():
   assert listed == {*constructors(), 'MultiSteps'}
 
 
-def test_the_guide_has_them_all():
+def test_the_guide_lists_every_transformation():
   shown = re.findall(r'`([^`]+)`', _BLOCK.search(GUIDE.read_text())[0])
   expected = [*OPTIMIZERS, *2 * [*PARTS], *2 * [*WRAPPERS]]
   assert sorted(shown) == sorted(expected)

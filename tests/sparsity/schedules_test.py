@@ -81,7 +81,7 @@ def test_sparsity_at_evaluates_every_leaf_and_keeps_none():
   assert sparsity_at(0.5, 3) == 0.5 and sparsity_at(None, 3) is None
 
 
-def test_a_tree_whose_node_can_be_called_is_a_tree():
+def test_a_callable_pytree_node_is_not_taken_for_a_schedule():
   @functools.partial(
       jax.tree_util.register_dataclass, data_fields=['w'], meta_fields=[]
   )
@@ -153,7 +153,7 @@ def test_update_times_agree_with_a_list_of_steps_on_the_host_and_traced(drawn):
 
 
 @pytest.mark.parametrize('every', [7, [1, 5, 30]])
-def test_times_take_traced_scalars(every):
+def test_update_times_accept_traced_scalars(every):
   times = update_times(every, stop=40)
   both = jax.jit(lambda t: (times.contains(t), times.index(t)))
   for count in (-5, 0, 1, 7, 30, 35, 36, 1000):
@@ -165,13 +165,13 @@ def test_times_take_traced_scalars(every):
     )
 
 
-def test_lookups_of_a_list_compile_without_a_loop():
+def test_lookups_in_a_list_of_update_times_compile_without_a_loop():
   times = update_times([1, 5, 30])
   both = lambda t: (times.contains(t), times.index(t))
   assert 'while' not in jax.jit(both).lower(jnp.int32(0)).compile().as_text()
 
 
-def test_endless_times_last_to_the_end_of_int32():
+def test_update_times_without_an_end_last_through_int32():
   times = update_times(100)
   assert times.endless and times.contains(2**31 - 48)
   assert bool(times.contains(jnp.int32(2**31 - 48)))

@@ -291,7 +291,7 @@ class Attention(NamedTuple):
   value: jax.Array
 
 
-def test_an_attribute_that_is_named_as_in_variables_is_refused():
+def test_a_module_with_an_attribute_called_value_is_refused():
   w = jnp.ones((4, 4))
   with pytest.raises(ValueError, match="'value' in 'h/attn'.*; rename"):
     init({'h': {'attn': Attention(w, w)}})

@@ -136,7 +136,7 @@ def test_revived_values_have_the_given_deviation_in_every_layer():
     assert abs(np.mean(revived)) < 0.03 * wanted
 
 
-def test_pruned_weights_do_not_change_the_scale():
+def test_values_of_pruned_weights_do_not_change_revived_ones():
   params, mask = layers_to_revive()
   other = {'w': jnp.where(mask['w'], params['w'], jnp.nan), 'b': None}
   draw = lambda p: spdf.scaled_normal(1.0)(jax.random.key(0), 0, p, mask)['w']

@@ -138,7 +138,7 @@ def test_reduce_and_expand_agree_with_the_shape_of_units(case):
   assert dense.all()
 
 
-def test_whole_model_ranks_blocks():
+def test_model_wide_sparsity_ranks_blocks():
   scores = {'a': jnp.ones((4, 4)).at[:2].set(5.0), 'b': jnp.full((2, 2), 2.0)}
   mask = masks.mask_from_scores(
       scores, ModelWide(0.4), structure=structures.block(2, 2)

@@ -187,7 +187,7 @@ def test_scratch_of_random_masks_is_eleven_bytes_per_entry_of_a_layer():
     (r'2\^31 weights or more', dict(
         scores=jax.ShapeDtypeStruct((1, 2**16, 2**15), jnp.float32))),
 ])
-def test_what_does_not_fit_the_scores_is_named(message, arguments):
+def test_arguments_that_do_not_fit_the_scores_are_refused(message, arguments):
   arguments = dict(scores=jnp.ones((2, 4, 5)), kept=1) | arguments
   with pytest.raises(ValueError, match=message):
     jax.eval_shape(
@@ -319,7 +319,7 @@ def test_ranks_above_32_bits_are_found(bins, need):
     (r'shape \[1, 2, 4, 5\]', dict(scores=[jnp.ones((1, 2, 4, 5))])),
     ('among is bool', dict(among=[np.ones((1, 4, 5), bool)])),
 ])
-def test_what_does_not_fit_the_scores_of_a_model_is_named(message, arguments):
+def test_arguments_that_do_not_fit_all_scores_are_refused(message, arguments):
   arguments = dict(scores=[jnp.ones((2, 4, 5))], kept=1) | arguments
   with pytest.raises(ValueError, match=message):
     topk.keep_largest_of_all(arguments.pop('scores'), **arguments)

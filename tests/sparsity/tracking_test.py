@@ -89,7 +89,7 @@ def test_statistics_equal_a_numpy_oracle_at_every_step():
   assert shares == sorted(shares) and shares[0] < shares[-1]
 
 
-def test_masks_are_seen_through_the_wrapper():
+def test_masks_are_found_in_the_state_of_track_masks():
   state = train(tracked(tossing()), 0)[0]
   assert spdf.get_mask(state)['h_0']['bias'] is None
   assert state.explored['h_0']['bias'] is None

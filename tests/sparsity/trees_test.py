@@ -35,12 +35,12 @@ def loops_and_sines(f, *trees):
   return count(jaxpr, ('while', 'scan')), count(jaxpr, ('sin',))
 
 
-def test_five_equal_leaves_compile_to_one_loop():
+def test_map_leaves_compiles_five_equal_leaves_to_one_loop():
   f = lambda tree: map_leaves(jnp.sin, tree)
   assert loops_and_sines(f, model(5)) == (1, 1)
 
 
-def test_other_shapes_dtypes_and_names_stay_apart():
+def test_map_leaves_does_not_join_other_shapes_dtypes_and_names():
   tree = model(3) | {
       'v_0': {'w': jnp.ones((1, 3, 4))},
       'h_7': {'w': jnp.ones((1, 4, 3))},
@@ -51,7 +51,7 @@ def test_other_shapes_dtypes_and_names_stay_apart():
   assert loops_and_sines(f, tree) == (1, 4)
 
 
-def test_results_and_operands_of_the_loop_stay_with_their_leaves():
+def test_map_leaves_returns_results_in_the_order_of_leaves():
   tree = model(4) | {'x': jnp.ones((2, 2)), 'none': None}
   numbers = jax.tree.map(
       lambda x: x, {f'h_{i}': {'w': np.int32(i)} for i in range(4)}

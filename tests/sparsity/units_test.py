@@ -70,7 +70,7 @@ def all_masks(rows, columns, kept):
 
 
 @pytest.mark.parametrize('kept', [1, 4, 7])
-def test_random_masks_have_variation_one_and_the_expected_cuts(kept):
+def test_random_masks_have_variation_1_and_the_expected_cut_units(kept):
   masks = all_masks(3, 4, kept)
   counts = statistics.count_units(masks, spdf.MatrixAxes(1, 2))
   assert np.mean(counts.row_variation) == pytest.approx(1, rel=1e-5)
@@ -80,7 +80,7 @@ def test_random_masks_have_variation_one_and_the_expected_cuts(kept):
   assert layer.cut_off_at_random == pytest.approx(cut / 7)
 
 
-def test_large_dense_layers_have_variation_one():
+def test_large_dense_layers_have_variation_1():
   mask = jnp.ones((4099, 4097), bool)
   counts = statistics.count_units(mask, spdf.MatrixAxes(0, 1))
   assert [float(x.item()) for x in counts] == [0, 0, 1, 1]

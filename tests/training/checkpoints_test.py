@@ -184,7 +184,7 @@ def test_continued_training_does_not_change_a_checkpoint_being_saved(tmp_path):
     assert_same_arrays(jax.tree.map(np.array, restored), want)
 
 
-def test_phase_ends_stay_beside_the_latest(trained):
+def test_checkpoints_at_phase_ends_are_kept(trained):
   assert steps_in(trained[0]) == [5, 10, 12, 14]  # Ends 5, 10, 14; latest 2.
 
 
@@ -288,7 +288,7 @@ def test_a_run_without_any_readable_checkpoint_is_refused(workdir):
     RuntimeError('RESOURCE_EXHAUSTED: Out of memory while allocating'),
     ValueError('anything about a sound checkpoint'),
 ], ids=lambda fault: type(fault).__name__)
-def test_a_fault_that_passes_moves_no_checkpoint(
+def test_a_temporary_read_error_moves_no_checkpoint(
     fault, trained, workdir, monkeypatch
 ):
   def fail(*args, **kwargs):
@@ -356,7 +356,7 @@ def test_an_unknown_phase_is_refused_with_those_that_ended(workdir):
       find_checkpoint(f'{workdir}@{phase}')
 
 
-def test_a_place_without_checkpoints_is_refused(tmp_path):
+def test_a_folder_without_checkpoints_is_refused(tmp_path):
   for source in (tmp_path, tmp_path / 'none', f'{tmp_path}@pretrain'):
     refuse('give the workdir of a run', find_checkpoint, str(source))
 
@@ -389,7 +389,7 @@ def test_init_from_takes_parameters_and_nothing_else(trained, tmp_path):
     assert plan['phases'][0]['notes'] == [begins, f'initial mask: {made}']
 
 
-def test_groups_of_trained_weights_are_pruned_by_magnitude_each(
+def test_init_from_prunes_every_group_by_magnitude_by_default(
     trained, tmp_path
 ):
   told = dict(name='static', sparsity=0.5, init='random')
@@ -439,7 +439,7 @@ def test_the_own_workdir_comes_before_resume_and_init_from(workdir, tmp_path):
   assert int(run.open(workdir).state.step) == 14
 
 
-def test_a_run_that_continues_keeps_the_start_it_had(trained, tmp_path, caplog):
+def test_a_continued_run_keeps_its_first_init_from(trained, tmp_path, caplog):
   source = f'{trained[0]}@continuation'
   train(make_run(seed=1, init_from=source).open(tmp_path))
   run = make_run(seed=1, init_from='b').open(tmp_path)
@@ -453,7 +453,7 @@ def test_a_run_that_continues_keeps_the_start_it_had(trained, tmp_path, caplog):
   ]
 
 
-def test_a_checkpoint_shows_what_it_was_made_from(trained):
+def test_a_checkpoint_stores_config_phase_ends_and_shapes(trained):
   meta = json.loads(
       (trained[0] / 'checkpoints' / '14' / 'meta' / 'metadata').read_text()
   )

@@ -66,7 +66,7 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize('moments, arg', [
     ('keep', ''), ('reset', ''), ('keep', RIGL),
 ])
-def test_two_launches_end_as_one_bit_for_bit(moments, arg, tmp_path):
+def test_densifying_equals_one_launch_bit_for_bit(moments, arg, tmp_path):
   trained(make_run(SPARSE, arg), tmp_path / 'sparse')
   training.densify_checkpoint(
       str(tmp_path / 'sparse'), tmp_path / 'made', moments=moments
@@ -103,7 +103,7 @@ def test_the_new_workdir_can_be_trained(sparse, whole, tmp_path):
   assert int(make_run().open(tmp_path).state.step) == 10
 
 
-def test_a_phase_that_ended_early_has_ended(tmp_path):
+def test_a_phase_that_ended_early_can_be_densified(tmp_path):
   early = dict(eval_every=2, phases__pretrain__early_stop=dict(
       metric='validation/loss', value=9.0
   ))
@@ -146,7 +146,7 @@ def test_only_masks_and_moments_change(moments, sparse, tmp_path):
     (dict(phases__continuation__learning_rate__schedule='continue'),
      "phases.continuation.batch_size was 'absent' and is 4"),
 ])
-def test_a_launch_that_cannot_continue_from_it_is_refused(
+def test_a_run_that_cannot_resume_from_a_densified_one_is_refused(
     changes, message, sparse, tmp_path
 ):
   training.densify_checkpoint(str(sparse), tmp_path / 'made')

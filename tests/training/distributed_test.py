@@ -95,7 +95,7 @@ def test_two_processes_train_what_one_trains(alone, together):
   assert_same_training(alone, together)
 
 
-def test_random_masks_are_the_same(alone, together):
+def test_random_masks_are_the_same_in_two_processes(alone, together):
   first = [
       get_mask(state_of(workdir, '@pretrain').opt_state)
       for workdir in (alone, together)

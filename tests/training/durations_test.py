@@ -46,6 +46,6 @@ def test_a_text_that_is_no_duration_is_refused(duration):
 @pytest.mark.parametrize('duration', [
     '0 steps', '0.4 steps', '10 tokens', '0.05 epochs', '0 tokens/parameter',
 ])
-def test_a_duration_of_no_step_is_refused(duration):
+def test_a_duration_below_one_step_is_refused(duration):
   with pytest.raises(ValueError, match='is less than one step of 100 tokens'):
     resolve_duration(duration, **SIZES)

@@ -238,14 +238,14 @@ def test_a_phase_does_not_end_before_the_weights_to_rewind_to(tmp_path):
   assert run.plan.ends == {'pretrain': 9, 'continuation': 24}
 
 
-def test_a_phase_that_does_not_stall_is_as_planned(tmp_path):
+def test_a_phase_without_a_stall_has_its_planned_steps(tmp_path):
   falling = lambda step, params: [('validation/loss', 1 / step)]
   _, run = train(tmp_path, evaluators=Evaluators([falling]))
   assert run.plan.ends == {'pretrain': 15, 'continuation': 30}
 
 
 def test_rounds_of_pruning_do_not_end_early():
-  from configs import quickstart  # Where a checkout is, not for a wheel.
+  from configs import quickstart  # A checkout has configs, a wheel does not.
 
   config = quickstart.get_config('algorithm=iterative')
   phase = config.phases.round1

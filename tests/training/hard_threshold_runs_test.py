@@ -123,7 +123,7 @@ def test_flops_count_dense_gradients_of_weights():
         name='partition', groups=[['*/wi/*', RULE], ['*', static(0.5)]],
     )), "phase 'pretrain' has the algorithm .*static"),
 ])
-def test_what_does_not_fit_is_refused(changes, message):
+def test_unsupported_settings_of_hard_threshold_are_refused(changes, message):
   with pytest.raises(ValueError, match=message) as caught:
     make_run(**changes)
   assert '\n' not in str(caught.value) and str(caught.value).endswith('.')

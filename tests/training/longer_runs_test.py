@@ -136,7 +136,7 @@ def rate(**fields):
      "phases.b.duration was '4 steps' and is '9 steps'"),
     (FIRST, {}, '@b', 'nothing to train; add a phase to phases.order, or'),
 ])
-def test_another_past_is_refused(
+def test_resuming_with_other_earlier_phases_is_refused(
     phases, changes, source, message, finished, tmp_path
 ):
   run = make_run(phases, resume=f'{finished}{source}', **changes)
@@ -189,7 +189,7 @@ def test_resuming_with_more_phases_refuses_update_times_in_per_cent(tmp_path):
   refuse('and shared mask updates in per cent', run.open, tmp_path / 'b')
 
 
-def test_the_workdir_of_another_config_names_the_way_on(finished):
+def test_a_workdir_with_fewer_phases_is_refused_with_the_resume_flag(finished):
   run = make_run(FIRST | dict(c=phase(2)))
   refuse(
       f'another workdir and --config.resume={finished}@b.', run.open, finished,

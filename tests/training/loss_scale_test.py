@@ -193,7 +193,7 @@ def test_a_run_with_overflows_ends_at_its_last_step_and_resumes_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_overflows_do_not_change_what_is_learned(monkeypatch, tmp_path):
+def test_overflows_change_neither_losses_nor_masks(monkeypatch, tmp_path):
   run = make_half_run()
   calm = train(shared_run(1).open(tmp_path / 'calm'))
   overflowing(monkeypatch)

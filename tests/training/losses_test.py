@@ -123,7 +123,7 @@ def make_steps(**options):
 
 
 @pytest.mark.parametrize('micro_batches', [2])
-def test_parts_of_a_batch_give_the_step_of_the_batch(micro_batches):
+def test_micro_batches_give_the_step_of_the_whole_batch(micro_batches):
   whole, logs = make_steps()
   parts, other_logs = make_steps(micro_batches=micro_batches)
   # Not the mean of the parts' means: they differ in weights.

@@ -142,7 +142,7 @@ def test_a_model_in_bfloat16_trains_with_kernels_of_bfloat16():
   assert actual[-1] < 0.9 * actual[0]
 
 
-def test_kernels_are_requested_where_there_are_some():
+def test_sparse_steps_use_native_kernels_where_a_dtype_has_some():
   for dtype in 'float32', 'bfloat16', 'float16':
     sparse = training.sparse_steps('native', in_dtype(dtype), tokens=128)
     assert (sparse is not None) == native.is_available(dtype)

@@ -101,7 +101,7 @@ def test_the_last_rows_are_those_of_a_reading_from_the_beginning(
       assert rows == rows_by_lines(path, after, until)
 
 
-def test_a_resume_leaves_the_bytes_of_earlier_rows_and_keeps_those_cut(
+def test_a_resume_keeps_earlier_rows_and_moves_later_ones_to_a_file(
     tmp_path
 ):
   path = tmp_path / 'metrics.jsonl'

@@ -223,7 +223,7 @@ def test_optimizers_of_optax_are_known_by_name():
 
 
 @pytest.mark.parametrize('name', sorted(OPTIMIZERS.keys() - UNFIT - {'adamw'}))
-def test_all_but_six_fit_any_model_with_their_defaults(name):
+def test_all_but_six_optimizers_of_optax_suit_a_model_with_defaults(name):
   config = read_optimizer(dict(name=name, clip_norm=1.0), 'optimizer')
   params = jax.eval_shape(make_params)
   check_optimizer(config, params, models.sparsifiable)

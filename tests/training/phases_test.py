@@ -280,7 +280,7 @@ def test_a_plan_updates_masks_only_if_they_change_within_phases():
   assert sparsities(Plan(tuple(pruned)).algorithm, (9, 10)) == [0.0, 0.25]
 
 
-def test_times_are_shares_of_the_resolved_phases_that_share_a_mask():
+def test_update_times_in_per_cent_are_of_all_phases_with_one_algorithm():
   shares = RIGL | {'update_every': '20%', 'update_until': '60%'}
   plan = make_plan(
       {'algorithm': shares}, {'algorithm': shares, 'duration': '10 steps'},

@@ -33,7 +33,7 @@ def test_a_single_process_does_not_initialize_distributed_jax(initialized):
 
 
 @pytest.mark.parametrize('mode', ['auto', 'on'])
-def test_the_environment_names_the_others(initialized, mode):
+def test_other_processes_are_found_in_the_environment(initialized, mode):
   join_processes(mode, environment=WHOLE)
   assert initialized[0]['coordinator_address'] == 'host:1234'
   assert initialized[0]['num_processes'] == 4

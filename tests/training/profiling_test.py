@@ -93,7 +93,7 @@ def test_a_trace_is_a_file_and_training_is_the_same(tmp_path, caplog):
 @pytest.mark.parametrize('text, window', [
     ('', range(0)), ('1:1', range(1, 2)), ('96:5', range(96, 101)),
 ])
-def test_a_window_is_its_first_step_and_their_number(text, window):
+def test_a_profiling_window_is_a_first_step_and_a_number(text, window):
   assert profiling.parse_window(text, total_steps=100) == window
 
 

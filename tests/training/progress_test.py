@@ -71,7 +71,7 @@ def test_nothing_is_printed_before_the_interval_has_passed():
   assert line.update(9.9, 30) == ''
 
 
-def test_the_rate_follows_half_of_every_change():
+def test_tokens_per_second_are_averaged_with_the_previous_rate():
   line = Line()
   line.update(10, 20)
   assert ' 15 tokens/s' in line.update(10, 30)
@@ -97,7 +97,7 @@ def test_a_clock_that_stands_still_does_not_divide_by_zero():
   assert 'step 120/120' in line.update(0, 120)
 
 
-def test_a_line_without_any_token_done_knows_no_time():
+def test_no_time_left_is_shown_before_the_first_token():
   line = Line()
   assert '0 tokens/s  ? left' in line.update(10, 0)
   assert ' left' in Line(start=120).update(0, 120)

@@ -36,7 +36,7 @@ def test_every_writer_receives_every_value():
   assert logs[0] == logs[1] == [*ROWS, 'flush', 'close']
 
 
-def test_tensorboard_reads_the_numbers_and_hides_what_came_twice(tmp_path):
+def test_tensorboard_hides_steps_that_are_repeated_after_a_restart(tmp_path):
   pytest.importorskip('tensorboardX', reason='tensorboardX is not installed')
   from tensorboardX.proto import event_pb2
 

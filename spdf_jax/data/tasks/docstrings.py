@@ -79,7 +79,7 @@ def _read(path: Path, identity: Mapping[str, Any]) -> Task:
   stored = files.unseal(files.read_object(path, 'delete it.'), path)
   found = {name: stored.get(name) for name in identity}
   if found != identity:
-    raise ValueError(f'{path} is of {found}, not of {identity}.')
+    raise ValueError(f'{path} was made for {found}, not for {identity}.')
   train, validation, test = (
       tuple(Pair(*pair) for pair in stored[split]) for split in SPLITS
   )

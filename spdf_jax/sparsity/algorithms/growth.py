@@ -62,18 +62,18 @@ equal ones in the order of their index; `None`: random ones."""
 def balanced(units: Units) -> jax.Array:
   r"""Scores gradients in relation to those of their row and their column.
 
-  A gradient is a sum of outer products, so the largest ones share rows and
-  columns, and growth by magnitude alone gathers in few units and leaves others
-  without inputs or outputs. The score is
+  The gradient of a matrix is a sum of outer products, so its largest entries
+  share rows and columns: growth by magnitude alone is concentrated in few units
+  and leaves others without inputs or outputs. The score is
 
   .. math::
     \frac{g_{ij}^2}{\sum_k g_{ik}^2 \, \sum_k g_{kj}^2}
 
-  which ranks as :math:`|g_{ij}|` over the root mean squares of its row and its
-  column does: the size of Adafactor's first update. An axis of length one is
-  left out. Sums are exact in fixed point, so that they do not depend on the
-  sharding; a gradient that is not finite, or below :math:`2^{-30}` of the
-  largest of its layer, counts as zero.
+  It ranks entries as :math:`|g_{ij}|`, divided by the root mean squares of its
+  row and its column, does; this is the size of Adafactor's first update. An
+  axis of length one is left out. Sums are exact in fixed point, so that they do
+  not depend on the sharding; a gradient that is not finite, or below
+  :math:`2^{-30}` of the largest of its layer, counts as zero.
 
   Args:
     units: The units of a leaf.

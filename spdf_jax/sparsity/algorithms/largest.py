@@ -39,8 +39,8 @@ def largest(
 ) -> Algorithm:
   """Keeps the weights of largest magnitude, whatever the mask was before.
 
-  It is the rule of `hard_threshold`, which explains the arguments, and not an
-  algorithm of `sparsify`, under which pruned weights are zero and stay so.
+  This is the rule of `hard_threshold`, which explains the arguments. It is no
+  algorithm for `sparsify`, under which pruned weights would stay zero.
 
   Returns:
     The algorithm. Its `update` ignores the current mask and the gradients.

@@ -89,8 +89,8 @@ def simulate_devices(mesh: Mapping[str, int]) -> None:
   uses the existing devices.
 
   Args:
-    mesh: Sizes of axes, as `create_mesh` takes them; an axis of -1 has one
-      device, beside several on other axes.
+    mesh: Sizes of axes, as `create_mesh` takes them; an axis of size -1 gets
+      one device.
   """
   devices = math.prod(max(size, 1) for size in mesh.values())
   if devices > 1:
