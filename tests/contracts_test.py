@@ -14,7 +14,6 @@ import textwrap
 import pytest
 
 import spdf_jax
-from tests import command
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = pathlib.Path(spdf_jax.__file__).parent
@@ -138,12 +137,16 @@ def test_storage_of_weights_is_known_in_few_places():
   }
 
 
+def paths_in(*folders):
+  """Returns the paths of all modules in folders of the checkout."""
+  return [p for name in folders for p in sorted((ROOT / name).rglob('*.py'))]
+
+
 def named_modules(*folders):
   """Returns the files of all modules in folders by the names of the modules."""
   return {
       '.'.join(path.relative_to(ROOT).with_suffix('').parts)
-      .removesuffix('.__init__'): path
-      for folder in folders for path in sorted((ROOT / folder).rglob('*.py'))
+      .removesuffix('.__init__'): path for path in paths_in(*folders)
   }
 
 
@@ -295,44 +298,6 @@ def test_readme_script_runs_with_jax_optax_and_numpy_only(run_with_core_only):
   assert float(dense.split()[0]) < float(sparse.split()[0]) < 0.5
 
 
-@pytest.mark.sharding
-def test_masks_are_equal_on_one_and_on_eight_devices():
-  code = textwrap.dedent('''
-      import jax
-      jax.config.update('jax_num_cpu_devices', 8)
-      import jax.numpy as jnp
-      import zlib
-      import numpy as np
-      from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-      import spdf_jax as spdf
-
-      w = jnp.round(jax.random.normal(jax.random.key(0), (3, 64, 128)) * 4)
-      drawn = spdf.init.random(
-          jax.random.key(2), {'a/w': jnp.ones((64, 128)), 'b': w[0]}, 0.7
-      )
-      # By the code at which this test was written, on one device.
-      assert [zlib.crc32(np.packbits(m)) for m in jax.tree.leaves(drawn)] == [
-          4222556292, 1164945805
-      ]
-      mesh = jax.make_mesh((8,), ('x',), axis_types=(AxisType.Auto,))
-      for spec in (P(None, 'x', None), P(None, None, 'x')):
-        sharded = {'w': jax.device_put(w, NamedSharding(mesh, spec))}
-        for make in (
-            lambda p: spdf.init.magnitude(None, p, 0.7),
-            lambda p: spdf.init.magnitude(jax.random.key(1), p, 0.7),
-            lambda p: spdf.init.random(jax.random.key(2), p, 0.7),
-        ):
-          one = jax.block_until_ready(jax.jit(make)({'w': w}))['w']
-          eight = jax.block_until_ready(jax.jit(make)(sharded))['w']
-          np.testing.assert_array_equal(one, eight)
-  ''')
-  done = subprocess.run(
-      [sys.executable, '-c', code],
-      capture_output=True, text=True, timeout=300, check=False,
-  )
-  assert done.returncode == 0, done.stderr
-
-
 def test_every_file_of_the_wheel_names_its_license():
   signs = {'.py': '#', '.h': '//', '.cc': '//'}
   assert [
@@ -404,13 +369,12 @@ TALKING = re.compile(
 
 def docstrings():
   """Yields (path, node, docstring) of every module, class and function."""
-  for folder in FOLDERS:
-    for path in sorted((ROOT / folder).rglob('*.py')):
-      for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-          text = ast.get_docstring(node, clean=False)
-          if text is not None:
-            yield path.relative_to(ROOT), node, text
+  for path in paths_in(*FOLDERS):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+        text = ast.get_docstring(node, clean=False)
+        if text is not None:
+          yield path.relative_to(ROOT), node, text
 
 
 def of_docstrings(pattern):
@@ -439,7 +403,7 @@ def test_raises_and_references_have_one_format():
 
 def test_names_of_tests_use_plain_words():
   assert [
-      f'{path.name}: {name}' for path in sorted((ROOT / 'tests').rglob('*.py'))
+      f'{path.name}: {name}' for path in paths_in('tests')
       for name in re.findall(r'^def (test_\w+)', path.read_text(), re.M)
       if TALKING.search(name)
   ] == []
@@ -456,7 +420,7 @@ def test_functions_begin_with_a_verb_in_the_third_person():
 def test_banned_synonyms_are_not_used():
   assert [
       f'{path}:{number}: {line.strip()}'
-      for folder in FOLDERS for path in sorted((ROOT / folder).rglob('*.py'))
+      for path in paths_in(*FOLDERS)
       for number, line in enumerate(path.read_text().splitlines(), 1)
       if BANNED.search(line)
   ] == []
@@ -472,19 +436,18 @@ DTYPES = {
 
 def test_draws_state_their_dtype():
   silent = []
-  for folder in ('spdf_jax', 'experiments'):
-    for path in sorted((ROOT / folder).rglob('*.py')):
-      if path.parent.name == 'colabs':
+  for path in paths_in('spdf_jax', 'experiments'):
+    if path.parent.name == 'colabs':
+      continue
+    for node in ast.walk(ast.parse(path.read_text())):
+      if not isinstance(node, ast.Call):
         continue
-      for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Call):
-          continue
-        module, _, draw = ast.unparse(node.func).rpartition('.')
-        if module in ('jax.random', 'random') and draw in DTYPES and not (
-            len(node.args) > DTYPES[draw]
-            or any(keyword.arg == 'dtype' for keyword in node.keywords)
-        ):
-          silent.append(f'{path.name}: {ast.unparse(node)}')
+      module, _, draw = ast.unparse(node.func).rpartition('.')
+      if module in ('jax.random', 'random') and draw in DTYPES and not (
+          len(node.args) > DTYPES[draw]
+          or any(keyword.arg == 'dtype' for keyword in node.keywords)
+      ):
+        silent.append(f'{path.name}: {ast.unparse(node)}')
   assert silent == []
 
 
@@ -508,37 +471,3 @@ def test_the_examples_of_a_command_can_be_copied(path):
     while lines[last].endswith('\\'):
       last += 1
       assert lines[last].startswith('    ')
-
-
-@pytest.mark.process
-def test_help_does_not_print_a_config():
-  done = subprocess.run(
-      [sys.executable, '-m', 'experiments.quickstart', '--help'], cwd=ROOT,
-      capture_output=True, text=True, check=False,
-  )
-  assert '--config: ' in done.stdout and 'batch_size' not in done.stdout
-  assert len(done.stdout.splitlines()) < 30
-  assert max(map(len, done.stdout.splitlines())) <= 80
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize('words, message', [
-    ('simulate --config=configs/quickstart.py --systems=0', '--systems=0'),
-    ('simulate --figure=roofline', 'need --config'),
-    ('simulate --audit --trace=a.json', 'need --config'),
-    ('generate --model=none --seed=-1', '--seed=-1: -1 is not'),
-    (f'generate --model=none --seed={2**63}', f'--seed={2**63}: {2**63} is'),
-])
-def test_flags_that_would_be_ignored_or_fail_later_are_refused(words, message):
-  done = command.run(*words.split())
-  assert done.status == 1 and message in done.log
-
-
-@pytest.mark.process
-def test_a_launcher_refuses_a_program_that_does_not_exist():
-  done = subprocess.run(
-      [sys.executable, '-m', 'experiments.launch.local', '--', 'no-program'],
-      cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
-  )
-  assert done.returncode == 1 and "'no-program' is no program" in done.stderr
-  assert 'Traceback' not in done.stderr

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from spdf_jax import interop
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
@@ -63,18 +64,19 @@ def masked(params, mask):
   )
 
 
+def save(directory, config, **options):
+  """Saves a model of random weights and masks; returns both."""
+  params = make_params(config)
+  mask = make_mask(params)
+  interop.save_hf(directory, config, params, mask, **options)
+  return params, mask
+
+
 def assert_same_bits(one, other):
   assert jax.tree.structure(one) == jax.tree.structure(other)
   for (path, x), y in zip(trees.by_name(one).items(), jax.tree.leaves(other)):
     assert x.dtype == y.dtype and x.shape == y.shape, path
     assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), path
-
-
-def refuse(message, function, *arguments, **options):
-  with pytest.raises(ValueError, match=message) as caught:
-    function(*arguments, **options)
-  text = str(caught.value)
-  assert '\n' not in text and text.endswith('.')
 
 
 def change_config(directory, **changes):

@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 import ml_collections
 
@@ -53,6 +54,22 @@ def small_config(arg='', **changes) -> ml_collections.ConfigDict:
   dotted = {name.replace('__', '.'): v for name, v in changes.items()}
   config.update_from_flattened_dict(SMALL | dotted)
   return config
+
+
+def wait_for(condition, child, seconds=1500) -> None:
+  """Waits until a condition holds, while a process is running."""
+  end = time.monotonic() + seconds
+  while not condition():
+    assert child.poll() is None, child.communicate()[0]
+    assert time.monotonic() < end
+    time.sleep(0.05)
+
+
+def finish(child, status=0, seconds=1500) -> str:
+  """Waits for the end of a process; returns what it printed."""
+  output, _ = child.communicate(timeout=seconds)
+  assert child.returncode == status, output
+  return output
 
 
 def start_command(module, *args, **overrides) -> subprocess.Popen:

@@ -14,6 +14,24 @@ def write_json_lines(path, texts=TEXTS):
   return path
 
 
+def stop_after(count):
+  """Returns a report function that interrupts at its `count`-th call."""
+  calls = []
+
+  def report(progress):
+    calls.append(progress)
+    if len(calls) == count:
+      raise KeyboardInterrupt
+
+  return report
+
+
+def flip_bit(path, offset, bit=0):
+  data = bytearray(path.read_bytes())
+  data[offset] ^= 1 << bit
+  path.write_bytes(data)
+
+
 def make_txt(folder):
   for i, text in enumerate(TEXTS):
     (folder / f'{i:03d}.txt').write_text(text, encoding='utf-8', newline='')

@@ -13,6 +13,7 @@ from spdf_jax import data
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.training.configs.config import parse
+from spdf_jax.training.loop.metrics import read_rows
 from spdf_jax.training.programs import Programs
 from spdf_jax.training.step import mesh as meshes
 from spdf_jax.training.step import teacher
@@ -176,9 +177,28 @@ def assert_same_arrays(one, other):
     assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-def without_times(rows):
-  """Drops what may differ between two equal runs."""
+def rows_in(workdir, first=1):
+  """Returns the rows of metrics from a step on, without times."""
   return [
       {k: v for k, v in row.items() if not k.startswith('time/')}
-      for row in rows
+      for row in read_rows(workdir / 'metrics.jsonl') if row['step'] >= first
   ]
+
+
+def total(step, params):
+  """Evaluates what changes with every step."""
+  yield 'validation/loss', float(jnp.sum(params['wte']['embedding']))
+
+
+class Stopped(Exception):
+  """The end of a run that a test stops."""
+
+
+def stopping_at(stop, evaluate=total):
+  """Returns evaluators that stop a run at a step."""
+  def evaluate_or_stop(step, params):
+    if step == stop:
+      raise Stopped
+    yield from evaluate(step, params)
+
+  return training.Evaluators([evaluate_or_stop])

@@ -15,6 +15,7 @@ from spdf_jax.accelerator import native
 from spdf_jax.accelerator import processor
 from spdf_jax.accelerator.native import library
 from tests import tiny_run
+from tests.refusals import refuse
 
 pytestmark = pytest.mark.skipif(
     not native.is_available(), reason='no native kernels here'
@@ -214,47 +215,31 @@ def test_products_have_the_tokens_of_a_micro_batch(on_processor):
   assert uses_kernels(1) and not uses_kernels(4)
 
 
-@pytest.mark.parametrize('faster_from, wanted', [
-    (None, crossovers.NEVER), (0.5, 0.5), (0.0, 0.3),
+near = lambda *sparsities: lambda zeros: any(
+    abs(zeros - sparsity) < 0.02 for sparsity in sparsities
+)
+
+
+@pytest.mark.parametrize('loses, wanted', [
+    (lambda zeros: True, crossovers.NEVER), (lambda zeros: zeros < 0.45, 0.5),
+    (near(), 0.3), (near(0.7), 0.8), (near(0.3, 0.6, 0.8), 0.9),
+    (near(0.3, 0.95), crossovers.NEVER),
 ])
-def test_kernels_are_used_from_where_they_are_faster(
-    monkeypatch, faster_from, wanted
+def test_kernels_are_used_beyond_the_last_sparsity_at_which_they_lose(
+    monkeypatch, loses, wanted
 ):
   # Time advances by what products are assumed to take.
   clock = [0.0]
   monkeypatch.setattr(crossovers.time, 'perf_counter', lambda: clock[0])
 
   def finished(results):
-    dx, dw = results
-    zeros = 1 - float((jnp.asarray(dw) != 0).mean())
-    dense = zeros < 0.1
-    faster = faster_from is not None and zeros >= faster_from - 0.05
-    clock[0] += 2.0 if dense or not faster else 1.0
+    zeros = 1 - float((jnp.asarray(results[1]) != 0).mean())
+    clock[0] += 2.0 if zeros < 0.1 or loses(zeros) else 1.0
     return results
 
   monkeypatch.setattr(jax, 'block_until_ready', finished)
   limit = crossovers.measure_crossover('float32', 64, 64)
   # Masks of exactly this sparsity use them, also if counts are rounded.
-  assert wanted - 0.01 < limit < wanted or limit == wanted == crossovers.NEVER
-
-
-@pytest.mark.parametrize('slower, wanted', [
-    ([0.7], 0.8), ([0.3, 0.6, 0.8], 0.9), ([0.3, 0.95], crossovers.NEVER),
-])
-def test_the_measured_crossover_is_above_all_sparsities_where_kernels_lose(
-    monkeypatch, slower, wanted
-):
-  clock = [0.0]
-  monkeypatch.setattr(crossovers.time, 'perf_counter', lambda: clock[0])
-
-  def finished(results):
-    zeros = 1 - float((jnp.asarray(results[1]) != 0).mean())
-    loses = zeros < 0.1 or any(abs(zeros - s) < 0.02 for s in slower)
-    clock[0] += 2.0 if loses else 1.0
-    return results
-
-  monkeypatch.setattr(jax, 'block_until_ready', finished)
-  limit = crossovers.measure_crossover('float32', 64, 64)
   assert wanted - 0.01 < limit < wanted or limit == wanted == crossovers.NEVER
 
 
@@ -281,16 +266,14 @@ def test_the_name_of_a_processor_has_its_vendor_and_vector_instructions(
 
 
 def test_blocks_are_refused_except_on_nvidia_gpus_and_tpus(monkeypatch):
-  with pytest.raises(ValueError, match="matmul is 'blocks-128', whose kernels"):
-    training.step.matmul.check_devices('blocks-128', 1)
+  check = training.step.matmul.check_devices
+  refuse("matmul is 'blocks-128', whose kernels", check, 'blocks-128', 1)
   monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
-  training.step.matmul.check_devices('blocks-128', 1)
-  with pytest.raises(ValueError, match="skip blocks of 128; use 'blocks-128'"):
-    training.step.matmul.check_devices('blocks-64', 1)
+  check('blocks-128', 1)
+  refuse("skip blocks of 128; use 'blocks-128'", check, 'blocks-64', 1)
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-  training.step.matmul.check_devices('blocks-64', 1)
+  check('blocks-64', 1)
   client = types.SimpleNamespace(platform_version='PJRT C API\nrocm 60443484')
   monkeypatch.setattr(backends, 'get_backend', lambda: client)
-  with pytest.raises(ValueError, match="for NVIDIA's GPUs and TPUs, and this"):
-    training.step.matmul.check_devices('blocks-64', 1)
-  training.step.matmul.check_devices('auto', 1)
+  refuse("for NVIDIA's GPUs and TPUs, and this", check, 'blocks-64', 1)
+  check('auto', 1)

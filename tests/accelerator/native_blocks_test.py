@@ -18,8 +18,8 @@ from spdf_jax.accelerator import native
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator.native import library
 from tests.accelerator.native_test import ROUNDING
-from tests.accelerator.native_test import start_child
 from tests.accelerator.native_test import with_dtypes
+from tests.child import run_python
 
 pytestmark = pytest.mark.skipif(
     not native.is_available(), reason='there are no kernels here'
@@ -241,7 +241,7 @@ def print_digest(dtype):
 @with_dtypes
 def test_bits_are_equal_for_any_number_of_threads(dtype):
   code = f'{IMPORT}; test.print_digest({dtype!r})'
-  digests = {start_child(code, NPROC=str(number)) for number in (1, 2, 5)}
+  digests = {run_python(code, NPROC=str(number)) for number in (1, 2, 5)}
   assert len(digests) == 1
 
 
@@ -262,7 +262,7 @@ def check_avx2():
 )
 def test_kernels_of_avx2_equal_numpy_within_derived_bounds():
   code = f'{IMPORT}; test.check_avx2()'
-  assert 'avx2' in start_child(code, SPDF_NATIVE_KERNELS='avx2')
+  assert 'avx2' in run_python(code, SPDF_NATIVE_KERNELS='avx2')
 
 
 # Matrix units (AMX tiles), emulated.
@@ -308,13 +308,13 @@ def check_emulated(seeds):
 @pytest.mark.process
 def test_emulated_tiles_equal_numpy_within_derived_bounds(emulating):
   code = f'{IMPORT}; test.check_emulated(range(12))'
-  assert 'emulated' in start_child(code, **emulating)
+  assert 'emulated' in run_python(code, **emulating)
 
 
 @pytest.mark.slow
 def test_emulated_tiles_of_500_draws_equal_numpy_within_bounds(emulating):
   code = IMPORT + '; test.check_emulated(range({}, {}))'
   for first in range(100, 600, 50):
-    assert 'emulated' in start_child(
+    assert 'emulated' in run_python(
         code.format(first, first + 50), **emulating
     )

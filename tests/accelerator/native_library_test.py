@@ -16,6 +16,7 @@ import pytest
 
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator.native import library
+from tests.refusals import refuse
 
 pytestmark = pytest.mark.skipif(
     platform.system() != 'Linux', reason='the kernels are for Linux'
@@ -51,6 +52,10 @@ def built(use, tmp_path):
   return path
 
 
+def refuse_to_build(message):
+  refuse(message, library.build, error=library.Unavailable)
+
+
 def test_caches_and_libraries_are_private_and_used_again(built, tmp_path):
   places = [built, built.parent, built.parent.parent, tmp_path / 'cache']
   assert [path.stat().st_mode & 0o777 for path in places] == [0o700] * 4
@@ -68,14 +73,12 @@ def test_a_damaged_library_is_built_anew(built):
 def test_a_library_that_others_can_write_to_is_refused(built, planted, added):
   path = built.parent if planted == 'folder' else built
   path.chmod(0o700 | added)
-  with pytest.raises(library.Unavailable, match=f'{path} has mode 7.*chmod'):
-    library.build()
+  refuse_to_build(f'{path} has mode 7.*chmod')
 
 
 def test_a_library_of_another_user_is_refused(built, monkeypatch):
   monkeypatch.setattr(os, 'geteuid', lambda: os.getuid() + 1)
-  with pytest.raises(library.Unavailable, match=f'{built.parent} belongs to t'):
-    library.build()
+  refuse_to_build(f'{built.parent} belongs to t')
 
 
 def test_folders_of_killed_builds_are_removed_after_a_day(built):
@@ -91,26 +94,19 @@ def test_folders_of_killed_builds_are_removed_after_a_day(built):
 
 def test_a_failing_compiler_is_reported_in_one_line(use, tmp_path):
   use('echo "in file a" >&2; echo "error: no" >&2; exit 1')
-  with pytest.raises(
-      library.Unavailable, match=r'^compiler \S+ failed: error: no; .*\.$'
-  ):
-    library.build()
+  refuse_to_build(r'^compiler \S+ failed: error: no; .*\.$')
   assert not list((tmp_path / 'cache').glob('spdf_jax/*/*'))
 
 
 def test_a_cache_that_cannot_be_written_is_reported(use, tmp_path):
   use('exit 0')
   (tmp_path / 'cache').write_text('a file in the way')
-  with pytest.raises(
-      library.Unavailable, match=f'{tmp_path}/cache.* cannot be written'
-  ):
-    library.build()
+  refuse_to_build(f'{tmp_path}/cache.* cannot be written')
 
 
 def test_unknown_values_of_spdf_native_are_refused(monkeypatch):
   monkeypatch.setenv('SPDF_NATIVE', 'maybe')
-  with pytest.raises(ValueError, match="SPDF_NATIVE is 'maybe'; set it to 0, "):
-    native.is_available()
+  refuse("SPDF_NATIVE is 'maybe'; set it to 0, ", native.is_available)
 
 
 needs_compiler = pytest.mark.skipif(
@@ -265,16 +261,22 @@ def test_requiring_the_library_without_a_compiler_is_an_error(tmp_path):
   )
 
 
+def warning_of(dtype, cache, **changes):
+  """Multiplies by the reference; returns the only warning, and the log."""
+  code = MULTIPLY.replace('DTYPE', f'"{dtype}"')
+  out, err, status = run(code, cache, **changes)
+  available, reference, product = out.splitlines()
+  assert (available, status) == ('False', 0), err
+  assert product == reference
+  (warning,) = [line for line in err.splitlines() if 'native' in line]
+  return warning, err
+
+
 @pytest.mark.process
 def test_without_a_compiler_it_warns_once_and_uses_the_reference(
     no_compiler, tmp_path
 ):
-  code = MULTIPLY.replace('DTYPE', '"float32"')
-  out, err, code = run(code, tmp_path / 'cache', **no_compiler)
-  available, reference, product = out.splitlines()
-  assert (available, code) == ('False', 0), err
-  assert product == reference
-  (warning,) = [line for line in err.splitlines() if 'native' in line]
+  warning, err = warning_of('float32', tmp_path / 'cache', **no_compiler)
   assert 'there is no C++ compiler (g++, clang++, c++) on PATH' in warning
   assert 'Traceback' not in err
 
@@ -285,12 +287,7 @@ def test_without_kernels_of_bfloat16_it_warns_once_and_uses_the_reference(
     warm, quick_compiler
 ):
   wish = dict(CXX=quick_compiler, SPDF_NATIVE_KERNELS='portable')
-  code = MULTIPLY.replace('DTYPE', '"bfloat16"')
-  out, err, status = run(code, warm[0], **wish)
-  available, reference, product = out.splitlines()
-  assert (available, status) == ('False', 0), err
-  assert product == reference
-  (warning,) = [line for line in err.splitlines() if 'native' in line]
+  warning, _ = warning_of('bfloat16', warm[0], **wish)
   assert 'bfloat16 are not used: they need a processor with AVX-512' in warning
 
 

@@ -5,9 +5,6 @@ every kernel set run in child processes, since a process chooses one.
 """
 
 import functools
-import os
-import subprocess
-import sys
 
 from hypothesis import given
 from hypothesis import settings
@@ -24,9 +21,11 @@ from spdf_jax.accelerator import NATIVE
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator.native import library
+from tests.accelerator import primitives_test
 from tests.accelerator.primitives_test import Case
 from tests.accelerator.primitives_test import measured
 from tests.accelerator.primitives_test import oracle
+from tests.child import run_python
 
 pytestmark = pytest.mark.skipif(
     not native.is_available(),
@@ -91,13 +90,7 @@ def make_case(seed, tokens, inputs, outputs, sparsity, skew, wanted):
 def assert_close(actual, wanted, dtype='float32'):
   # In bfloat16 y, its cotangent, a product and its cotangent are rounded.
   tolerance = 2e-6 if dtype == 'float32' else 4 * ROUNDING
-  actual, wanted = jax.tree.leaves(actual), jax.tree.leaves(wanted)
-  assert len(actual) == len(wanted)
-  for a, b in zip(actual, wanted):
-    a, b = np.asarray(a, np.float64), np.asarray(b)
-    assert a.shape == b.shape
-    scale = max(1.0, np.abs(b).max())
-    np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+  primitives_test.assert_close(actual, wanted, tolerance)
 
 
 def check(case, dtype='float32'):
@@ -386,20 +379,6 @@ def test_vmap_over_all_operands_equals_a_loop():
   assert calls(f, *stacks[:3]) == ['spdf_sparse_matmul']
 
 
-def start_child(code, **variables):
-  """Runs code that may import test modules; returns what it prints."""
-  child = subprocess.run(
-      [sys.executable, '-c', code],
-      env=os.environ | variables | {
-          # The child imports the same package as this process.
-          'PYTHONPATH': os.pathsep.join(path for path in sys.path if path),
-      },
-      capture_output=True, text=True, timeout=300, check=False,
-  )
-  assert child.returncode == 0, child.stderr[-3000:]
-  return child.stdout
-
-
 def check_kernels(name, dtype):
   """Runs in a child process."""
   from tests.accelerator import listed_matrix_test
@@ -423,7 +402,7 @@ def test_every_kernel_set_equals_numpy_on_any_number_of_threads(
 ):
   if not native.is_available(dtype):
     pytest.skip(f'there are no kernels of {dtype} here')
-  printed = start_child(
+  printed = run_python(
       'from tests.accelerator import native_test as test; '
       f'test.check_kernels({name!r}, {dtype!r})',
       SPDF_NATIVE_KERNELS=name, NPROC=str(threads),
@@ -458,7 +437,7 @@ def check_on_eight_devices():
 
 @pytest.mark.process
 def test_shards_call_the_kernels_and_nothing_is_gathered():
-  start_child(
+  run_python(
       "import jax; jax.config.update('jax_num_cpu_devices', 8); "
       'from tests.accelerator import native_test as test; '
       'test.check_on_eight_devices()'

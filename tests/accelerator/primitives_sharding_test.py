@@ -1,10 +1,10 @@
 """The sparse matmul is right on eight devices, however sharded."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from tests.child import run_python
 
 pytestmark = pytest.mark.sharding
 
@@ -147,11 +147,5 @@ SHARD_MAP = '''
 
 def test_sharding_changes_nothing():
   scripts = map(textwrap.dedent, (AUTOMATIC, EXPLICIT, SHARD_MAP))
-  done = subprocess.run(
-      [
-          sys.executable, '-W', 'error::DeprecationWarning', '-c',
-          PRELUDE + ''.join(scripts),
-      ],
-      capture_output=True, text=True, timeout=500, check=False,
-  )
-  assert done.returncode == 0, done.stderr
+  code = PRELUDE + ''.join(scripts)
+  run_python(code, '-W', 'error::DeprecationWarning')

@@ -14,6 +14,9 @@ from spdf_jax.data import open_corpus
 from spdf_jax.data import token_files
 from spdf_jax.data.corpora import verify_corpus
 from spdf_jax.data.token_files import open_token_file
+from tests.refusals import refuse
+from tests.text_files import flip_bit
+from tests.text_files import stop_after
 
 SHARES = dict(validation=0.2, test=0.2)
 
@@ -37,18 +40,6 @@ def prepare(lines, output, tokenizer='bytes', **kwargs):
   )
 
 
-def stop_after(count):
-  """Returns a report function that interrupts at its `count`-th call."""
-  calls = []
-
-  def report(progress):
-    calls.append(progress)
-    if len(calls) == count:
-      raise KeyboardInterrupt
-
-  return report
-
-
 @pytest.fixture
 def killed(lines, tmp_path):
   """A folder in which a preparation was interrupted after a saved state."""
@@ -56,12 +47,6 @@ def killed(lines, tmp_path):
     prepare(lines, tmp_path / 'out', report=stop_after(40))
   assert (tmp_path / 'out' / 'partial' / 'state.json').exists()
   return tmp_path / 'out'
-
-
-def flip(path, offset, bit=0):
-  data = bytearray(path.read_bytes())
-  data[offset] ^= 1 << bit
-  path.write_bytes(data)
 
 
 def test_two_preparations_without_locks_leave_no_incomplete_corpus(
@@ -83,14 +68,12 @@ def test_two_preparations_without_locks_leave_no_incomplete_corpus(
     prepare(lines, tmp_path / 'out', report=start_another)
   split = re.search(r'(\w+).ids', str(caught.value))[1]
   assert not (tmp_path / 'out' / f'{split}.bin').exists()
-  with pytest.raises(ValueError, match='is not finished'):
-    open_corpus(tmp_path / 'out')
+  refuse('is not finished', open_corpus, tmp_path / 'out')
 
 
 def test_a_bit_flipped_before_the_relaunch_is_found(lines, killed):
-  flip(killed / 'partial' / 'train.ids', 1000)
-  with pytest.raises(ValueError, match=r'train.ids holds .* damaged: delete'):
-    prepare(lines, killed)
+  flip_bit(killed / 'partial' / 'train.ids', 1000)
+  refuse(r'train.ids holds .* damaged: delete', prepare, lines, killed)
   assert not list(killed.glob('*.bin'))
 
 
@@ -101,21 +84,18 @@ def test_a_bit_flipped_before_the_relaunch_is_found(lines, killed):
 def test_a_damaged_state_is_refused_with_its_name(lines, killed, change):
   path = killed / 'partial' / 'state.json'
   path.write_bytes(change(path.read_bytes()))
-  with pytest.raises(ValueError, match=r'state.json .*again\.$'):
-    prepare(lines, killed)
+  refuse(r'state.json .*again\.$', prepare, lines, killed)
 
 
 def test_an_input_that_changed_is_not_continued(lines, killed):
   time = lines.stat().st_mtime_ns
   sound = lines.read_bytes()
-  flip(lines, len(sound) // 2)
+  flip_bit(lines, len(sound) // 2)
   os.utime(lines, ns=(time, time))
-  with pytest.raises(ValueError, match='prepared differently .other inputs.'):
-    prepare(lines, killed)
+  refuse('prepared differently .other inputs.', prepare, lines, killed)
   lines.write_bytes(sound)
   os.utime(lines, ns=(time, time + 1))
-  with pytest.raises(ValueError, match='an input was modified since .*delete'):
-    prepare(lines, killed)
+  refuse('an input was modified since .*delete', prepare, lines, killed)
   os.utime(lines, ns=(time, time))
   assert prepare(lines, killed).train.tokens.size
 
@@ -130,9 +110,9 @@ def test_samples_of_large_inputs_are_spread_over_the_whole(
   describe = lambda: inputs.describe_inputs([path], path)
   sound, seen = describe(), []
   for place in range(203):
-    flip(path, place)
+    flip_bit(path, place)
     seen.append(describe() != sound)
-    flip(path, place)
+    flip_bit(path, place)
   sampled = [start + i for start in range(0, 200, 25) for i in range(4)]
   assert [i for i, differs in enumerate(seen) if differs] == sorted(
       {*sampled, *range(199, 203)})
@@ -171,35 +151,36 @@ def test_a_kill_between_the_tokens_and_their_description_is_mended(
   )
 
 
+def flip_bits(path, read, name, every=1):
+  """Asserts that a flipped bit is refused by name, or changes nothing read."""
+  expected = read()
+  for offset in range(0, path.stat().st_size, every):
+    flip_bit(path, offset, offset % 8)
+    try:
+      assert read() == expected
+    except ValueError as error:
+      assert re.search(name, str(error))
+    flip_bit(path, offset, offset % 8)
+
+
 def test_flipped_bits_of_a_description_are_found_or_change_nothing(
     lines, tmp_path
 ):
-  expected = prepare(lines, tmp_path / 'out').train.description
-  path = tmp_path / 'out' / 'train.json'
-  for offset in range(path.stat().st_size):
-    flip(path, offset, offset % 8)
-    try:
-      description = open_token_file(tmp_path / 'out' / 'train').description
-    except ValueError as error:
-      assert 'train.json' in str(error) or 'train.bin' in str(error)
-    else:
-      assert {key: description[key] for key in expected} == expected
-    flip(path, offset, offset % 8)
+  keys = sorted(prepare(lines, tmp_path / 'out').train.description)
+  read = lambda: [
+      open_token_file(tmp_path / 'out' / 'train').description[key]
+      for key in keys
+  ]
+  flip_bits(tmp_path / 'out' / 'train.json', read, r'train\.(json|bin)')
 
 
 def test_flipped_bits_of_a_tokenizer_are_found_or_change_nothing(
     lines, tmp_path
 ):
   pytest.importorskip('tokenizers')
-  expected = prepare(lines, tmp_path / 'out', 'bpe-300').fingerprint
-  path = tmp_path / 'out' / 'tokenizer.json'
-  for offset in range(0, path.stat().st_size, 23):
-    flip(path, offset, offset % 8)
-    try:
-      assert open_corpus(tmp_path / 'out').fingerprint == expected
-    except ValueError as error:
-      assert 'tokenizer' in str(error)
-    flip(path, offset, offset % 8)
+  prepare(lines, tmp_path / 'out', 'bpe-300')
+  read = lambda: open_corpus(tmp_path / 'out').fingerprint
+  flip_bits(tmp_path / 'out' / 'tokenizer.json', read, 'tokenizer', every=23)
 
 
 def test_flipped_bits_of_large_files_are_found_by_verifying(
@@ -208,7 +189,6 @@ def test_flipped_bits_of_large_files_are_found_by_verifying(
   prepare(lines, tmp_path / 'out')
   verify_corpus(tmp_path / 'out')
   monkeypatch.setattr(corpora, '_LARGEST_VERIFIED', 0)
-  flip(tmp_path / 'out' / 'test.bin', 100)
+  flip_bit(tmp_path / 'out' / 'test.bin', 100)
   open_corpus(tmp_path / 'out')
-  with pytest.raises(ValueError, match=r'test.bin holds other tokens'):
-    verify_corpus(tmp_path / 'out')
+  refuse(r'test.bin holds other tokens', verify_corpus, tmp_path / 'out')

@@ -6,6 +6,7 @@ import pytest
 from experiments import preparation
 from spdf_jax import data
 from spdf_jax.data import tokenizer_files
+from tests.refusals import refuse
 
 DEEP = '[' * 200_000
 
@@ -36,8 +37,7 @@ def test_vocabularies_out_of_range_are_refused_at_once(tmp_path, size):
 def test_broken_tokenizers_are_refused_with_their_name(tmp_path, text, read):
   path = tmp_path / 'tokenizer.json'
   path.write_text(text)
-  with pytest.raises(ValueError, match='tokenizer.json'):
-    read(path)
+  refuse('tokenizer.json', read, path)
 
 
 @pytest.mark.parametrize('task, name, text', [
@@ -48,5 +48,4 @@ def test_broken_tasks_are_refused_with_the_name_of_the_file(
     tmp_path, task, name, text
 ):
   (tmp_path / name).write_text(text)
-  with pytest.raises(ValueError, match=rf'{name}.* cannot be read'):
-    data.load_task(task, tmp_path)
+  refuse(rf'{name}.* cannot be read', data.load_task, task, tmp_path)

@@ -1,6 +1,7 @@
 """Kills of runs, preparations, exports and sweeps."""
 
 import dataclasses
+import functools
 import json
 import random
 import shutil
@@ -9,22 +10,20 @@ import subprocess
 import sys
 import time
 
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from spdf_jax import data
 from spdf_jax import interop
 from spdf_jax.data import prepare_corpus
+from spdf_jax.training.checkpoints.workdir import saved_steps
 from spdf_jax.training.loop.metrics import read_rows
+from tests import quickstart_runs
 from tests.hf_models import LLAMA
 from tests.hf_models import make_params
 from tests.quickstart_runs import CACHE
 from tests.quickstart_runs import ROOT
 from tests.quickstart_runs import start_command
-from tests.tiny_run import assert_same_arrays
-from tests.tiny_run import without_times
+from tests.training import kill_test
 
 pytestmark = [
     pytest.mark.slow,
@@ -132,15 +131,8 @@ def start_killed(command, source, output, changes=-1):
   )
 
 
-def end(child):
-  output, _ = child.communicate(timeout=SECONDS)
-  assert 'Traceback' not in output, output
-  return child.returncode, output
-
-
 def finish(child):
-  code, output = end(child)
-  assert code == 0, output
+  assert 'Traceback' not in quickstart_runs.finish(child)
 
 
 def kill_when(child, is_time):
@@ -177,27 +169,9 @@ def is_saving(folder, step):
   )
 
 
-def arrays_in(workdir):
-  arrays = {}
-  folder = workdir / 'checkpoints'
-  for name in sorted(p.name for p in folder.iterdir() if p.name.isdigit()):
-    with ocp.StandardCheckpointer() as checkpointer:
-      arrays[name] = {
-          item: jax.tree.map(
-              np.asarray, checkpointer.restore(folder / name / item)
-          )
-          for item in ('params', 'opt_state')
-      }
-  return arrays
-
-
 def assert_same_runs(one, other):
-  assert_same_arrays(arrays_in(one), arrays_in(other))
-  rows = [
-      without_times(read_rows(run / 'metrics.jsonl')) for run in (one, other)
-  ]
-  assert rows[0] == rows[1]
-  assert not (other / 'damaged_checkpoints').exists()
+  assert saved_steps(one) == saved_steps(other)
+  kill_test.assert_same_runs(one, other, saved_steps(one))
 
 
 def files_in(folder):
@@ -207,17 +181,20 @@ def files_in(folder):
   }
 
 
+def run_with_kills(start, folder, steps):
+  """Runs twice, once with kills in turn at a step and while one is saved."""
+  whole, killed = folder / 'whole', folder / 'killed'
+  finish(start(whole))
+  for step, moment in zip(steps, 3 * (has_reached, is_saving)):
+    kill_when(start(killed), moment(killed, step))
+  finish(start(killed))
+  return whole, killed
+
+
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
 def test_a_run_killed_six_times_ends_the_same(algorithm, tmp_path):
-  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  finish(start_training(whole, algorithm))
-  for moment in (
-      has_reached(killed, 1), is_saving(killed, 6), has_reached(killed, 11),
-      is_saving(killed, 16), has_reached(killed, 22), is_saving(killed, 26),
-  ):
-    kill_when(start_training(killed, algorithm), moment)
-  finish(start_training(killed, algorithm))
-  assert_same_runs(whole, killed)
+  start = functools.partial(start_training, algorithm=algorithm)
+  assert_same_runs(*run_with_kills(start, tmp_path, (1, 6, 11, 16, 22, 26)))
 
 
 def test_a_preparation_killed_six_times_ends_the_same(text, tmp_path):
@@ -237,14 +214,9 @@ def test_a_preparation_killed_six_times_ends_the_same(text, tmp_path):
 
 
 def test_a_sweep_killed_six_times_ends_the_same(tmp_path):
-  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  finish(start_sweep(whole))
-  for moment in (
-      has_reached(killed, 1), is_saving(killed, 8), has_reached(killed, 17),
-      is_saving(killed, 23), has_reached(killed, 32), is_saving(killed, 38),
-  ):
-    kill_when(start_sweep(killed), moment)
-  finish(start_sweep(killed))
+  whole, killed = run_with_kills(
+      start_sweep, tmp_path, (1, 8, 17, 23, 32, 38)
+  )
   runs = sorted(path.name for path in whole.iterdir() if path.is_dir())
   assert len(runs) == 3
   for name in runs:
@@ -271,7 +243,9 @@ def test_an_export_killed_between_its_changes_ends_the_same(name, tmp_path):
     finish(start_killed(command, tmp_path, whole))
     for changes in (1, 2, 5, 8, 11, 14):
       child = start_killed(command, tmp_path, killed, changes)
-      if end(child)[0] == 0:
+      output, _ = child.communicate(timeout=SECONDS)
+      assert 'Traceback' not in output
+      if child.returncode == 0:
         break  # All of its changes are done.
       assert child.returncode == -signal.SIGKILL
     finish(start_killed(command, tmp_path, killed))

@@ -10,53 +10,24 @@ from spdf_jax.costs.flops import training_flops
 SMALL, XL = models.PRESETS['gpt2-small'], models.PRESETS['gpt3-xl']
 
 
-@pytest.mark.parametrize(
-    'shape, sparsity, expected, printed',
-    [
-        (SMALL, 0.0, '1.987e+12', '1.99e+12'),
-        (SMALL, 0.5, '1.465e+12', '1.47e+12'),
-        (SMALL, 0.75, '1.204e+12', '1.20e+12'),
-        (XL, 0.0, '1.860e+13', '1.86e+13'),
-        (XL, 0.5, '1.117e+13', '1.12e+13'),
-        (XL, 0.75, '7.464e+12', '7.46e+12'),
-    ],
-)
-def test_pre_training_flops_per_sequence_are_the_published_ones(
-    shape, sparsity, expected, printed
+# FLOPs of a sequence, by ours and as printed, exaFLOPs in all, of dense.
+@pytest.mark.parametrize('shape, sparsity, exact, printed, total, ratio', [
+    (SMALL, 0.0, '1.987e+12', '1.99e+12', '2.43', '1.000'),
+    (SMALL, 0.5, '1.465e+12', '1.47e+12', '1.79', '0.737'),
+    # The paper prints 1.46 and 0.601.
+    (SMALL, 0.75, '1.204e+12', '1.20e+12', '1.47', '0.606'),
+    (XL, 0.0, '1.860e+13', '1.86e+13', '236.09', '1.000'),  # 236.10 in print
+    (XL, 0.5, '1.117e+13', '1.12e+13', '141.87', '0.601'),
+    (XL, 0.75, '7.464e+12', '7.46e+12', '94.76', '0.401'),
+])
+def test_pre_training_flops_are_the_published_ones(
+    shape, sparsity, exact, printed, total, ratio
 ):
   flops = training_flops(shape, 2048, sparsity)
-  assert f'{flops:.3e}' == expected
-  assert f'{flops:.2e}' == printed
-
-
-@pytest.mark.parametrize(
-    'shape, tokens, sparsity, expected',
-    [
-        (SMALL, 2.5e9, 0.0, '2.43'),
-        (SMALL, 2.5e9, 0.5, '1.79'),
-        (SMALL, 2.5e9, 0.75, '1.47'),  # the paper prints 1.46
-        (XL, 26e9, 0.0, '236.09'),  # the paper prints 236.10
-        (XL, 26e9, 0.5, '141.87'),
-        (XL, 26e9, 0.75, '94.76'),
-    ],
-)
-def test_total_pre_training_exaflops_are_the_published_ones(
-    shape, tokens, sparsity, expected
-):
-  sequences = tokens / 2048
-  total = training_flops(shape, 2048, sparsity) * sequences / 1e18
-  assert f'{total:.2f}' == expected
-
-
-@pytest.mark.parametrize('shape, sparsity, expected', [
-    (SMALL, 0.5, '0.737'),
-    (SMALL, 0.75, '0.606'),  # the paper prints 0.601
-    (XL, 0.5, '0.601'),
-    (XL, 0.75, '0.401'),
-])
-def test_flops_against_dense_are_the_published_ones(shape, sparsity, expected):
-  ratio = training_flops(shape, 2048, sparsity) / training_flops(shape, 2048)
-  assert f'{ratio:.3f}' == expected
+  sequences = {SMALL: 2.5e9, XL: 26e9}[shape] / 2048
+  assert (f'{flops:.3e}', f'{flops:.2e}') == (exact, printed)
+  assert f'{flops * sequences / 1e18:.2f}' == total
+  assert f'{flops / training_flops(shape, 2048):.3f}' == ratio
 
 
 def test_fine_tuning_table_prints_forward_flops_beside_training_totals():

@@ -17,6 +17,7 @@ from spdf_jax.data.sources import Windows
 from spdf_jax.data.tasks import Pair
 from spdf_jax.data.token_files import write_token_file
 from spdf_jax.data.tokenizers import ByteTokenizer
+from tests.refusals import refuse
 
 LENGTHS = (2, 3, 6, 12)
 PAIRS = [Pair(f'call {i}(self)', f'Return {i}.') for i in range(23)]
@@ -204,15 +205,13 @@ def test_a_plan_of_more_epochs_than_allowed_is_refused(counting):
      r'lengths \[32, 64\] read'),
 ])
 def test_rows_that_do_not_fit_their_source_are_refused(call, message, counting):
-  with pytest.raises(ValueError, match=message):
-    call(counting)
+  refuse(message, call, counting)
 
 
 @pytest.mark.parametrize('step', [-1, 3, 10**9])
 def test_a_step_outside_the_plan_is_refused(counting, step):
   batch_at = plan(counting(101), [(2, 8, 2), (2, 4, 1)])
-  with pytest.raises(IndexError, match=f'step {step} .* steps 0 to 2'):
-    batch_at(step)
+  refuse(f'step {step} .* steps 0 to 2', batch_at, step, error=IndexError)
 
 
 def test_an_epoch_sees_every_example_once():

@@ -14,6 +14,7 @@ from spdf_jax.data import tokenizers
 from spdf_jax.data.corpora import prepare_corpus
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.tokenizers import ByteTokenizer
+from tests.text_files import flip_bit
 
 
 @pytest.fixture(scope='module')
@@ -121,14 +122,9 @@ def truncate(path):
   os.truncate(path, 10)
 
 
-def flip(path):
-  data = bytearray(path.read_bytes())
-  data[20] ^= 1
-  path.write_bytes(data)
-
-
 @pytest.mark.parametrize('name, damage', [
-    ('train.bin', truncate), ('train.bin', flip), ('test.json', os.unlink),
+    ('train.bin', truncate), ('test.json', os.unlink),
+    ('train.bin', lambda path: flip_bit(path, 20)),
     ('tokenizer.json', lambda path: path.write_text('{"kind": "bpe"}')),
 ])
 def test_a_damaged_corpus_is_built_again_with_a_warning(

@@ -13,6 +13,7 @@ from experiments import preparation
 from spdf_jax import data
 from spdf_jax.data import mixtures
 from spdf_jax.data import token_files
+from tests.refusals import refuse
 
 LENGTH = 8
 
@@ -68,8 +69,7 @@ def test_shares_follow_the_weights_and_no_block_comes_too_often(parts, repeats):
   mixture = mixture_of(counts, weights, repeats)
   epoch = min(n * repeats / w for n, w in parts)
   if min(weight * epoch for weight in weights) * (1 + 1e-12) < 1:
-    with pytest.raises(ValueError, match='has no block|none would be read'):
-      mixture.num_blocks(4)
+    refuse('has no block|none would be read', mixture.num_blocks, 4)
     return
   seen = Counter(rows(mixture))
   assert max(seen.values(), default=0) <= repeats
@@ -169,14 +169,10 @@ def test_bad_mixtures_of_folders_get_one_sentence(tmp_path):
   open_it = lambda name: data.prepare_corpus(
       name, tokenizer='', cache_dir=tmp_path
   )
-  with pytest.raises(ValueError, match='names a folder twice'):
-    open_it(f'{a}=3,{a}=1')
-  with pytest.raises(ValueError, match='have different tokenizers'):
-    open_it(f'{a}=1,{b}=1')
-  with pytest.raises(ValueError, match='existing folder nor a mixture; write'):
-    open_it(f'{a}=1,{b}')
-  with pytest.raises(ValueError, match='weight -1.0'):
-    open_it(f'{a}=-1')
+  refuse('names a folder twice', open_it, f'{a}=3,{a}=1')
+  refuse('have different tokenizers', open_it, f'{a}=1,{b}=1')
+  refuse('existing folder nor a mixture; write', open_it, f'{a}=1,{b}')
+  refuse('weight -1.0', open_it, f'{a}=-1')
 
 
 def test_folders_of_a_mixture_may_have_equals_signs(tmp_path):

@@ -16,6 +16,7 @@ from spdf_jax.data import prepare_corpus
 from spdf_jax.data import read_tokenizer
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.training.checkpoints.workdir import check_workdir
+from tests.refusals import refuse
 
 URL = 's3://bucket/corpora/books'
 
@@ -105,8 +106,7 @@ def test_a_corpus_in_a_bucket_is_copied_once(bucket, tmp_path):
   copy = copied(cache)['train.bin']
   data = copy.read_bytes()
   copy.write_bytes(data[:-2] + b'\0\0')
-  with pytest.raises(ValueError, match='other tokens than were written'):
-    load(cache)
+  refuse('other tokens than were written', load, cache)
   copy.unlink()  # A killed copy would leave this state.
   assert load(cache).fingerprint == made.fingerprint
 
@@ -117,13 +117,11 @@ def test_a_corpus_in_a_bucket_is_copied_once(bucket, tmp_path):
 
 
 def test_a_corpus_that_is_not_there_gets_one_sentence(bucket, tmp_path):
-  with pytest.raises(ValueError, match=f'{URL}.* cannot be read .FileNot') as e:
-    prepare_corpus(URL, tokenizer='', cache_dir=tmp_path)
-  assert '\n' not in str(e.value)
+  prepare = functools.partial(prepare_corpus, URL, cache_dir=tmp_path)
+  refuse(f'{URL}.* cannot be read .FileNot', prepare, tokenizer='')
   with pytest.raises(OSError, match='tokenizer.json'):
     read_tokenizer(URL, tokenizer='', cache_dir=tmp_path)
-  with pytest.raises(ValueError, match="own tokenizer, but tokenizer='bytes'"):
-    prepare_corpus(URL, tokenizer='bytes', cache_dir=tmp_path)
+  refuse("own tokenizer, but tokenizer='bytes'", prepare, tokenizer='bytes')
 
 
 class Refused(Exception):
@@ -153,8 +151,7 @@ def test_a_corpus_that_cannot_be_read_to_its_end_gets_one_sentence(
       if path.endswith('train.bin') else opened(self, path, *args, **kwargs)
   )
   message = 'cannot be read .Refused: the session has expired.; give the URL'
-  with pytest.raises(ValueError, match=message):
-    load(tmp_path / 'cache')
+  refuse(message, load, tmp_path / 'cache')
   copies = tmp_path / 'cache' / 'copies'
   assert {
       path.name for path in copies.rglob('*') if path.is_file()
@@ -214,8 +211,7 @@ def test_urls_to_write_to_are_refused(tmp_path, monkeypatch):
   refused = 'is a URL, but files in this folder are locked, renamed and'
   with pytest.raises(ValueError, match=f"^output 'gs://b/x' {refused}"):
     prepare_files('a.txt', tokenizer='bytes', output='gs://b/x')
-  with pytest.raises(ValueError, match=f"^workdir 'gs://b/x' {refused}"):
-    check_workdir('gs://b/x', None)
+  refuse(f"^workdir 'gs://b/x' {refused}", check_workdir, 'gs://b/x', None)
   with pytest.raises(ValueError, match=f"^workdir 'gs:/b/x' {refused}"):
     list(run_sweep(
         None, pathlib.Path('gs://b/x'), [], seeds=1, metric='', settings=None

@@ -1,5 +1,6 @@
 """Tasks from files and docstrings: sizes, contexts, references, bad input."""
 
+import functools
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from spdf_jax.data.tasks import Pair
 from spdf_jax.data.tasks import task_of_inputs
 from spdf_jax.data.tasks.data_to_text import linearize_slots
 from tests.real_data import data_path
+from tests.refusals import refuse
 
 TRIPLE = dict(subject='A', property='inPart', object='"B, c"')
 
@@ -237,22 +239,15 @@ def test_every_slot_and_value_is_in_the_context(slots):
 ])
 def test_bad_files_are_refused_in_one_sentence(tmp_path, name, files, message):
   write(tmp_path, files)
-  with pytest.raises(ValueError, match=message) as caught:
-    data.load_task(name, tmp_path)
-  assert str(caught.value).endswith('.') and '\n' not in str(caught.value)
+  refuse(message, data.load_task, name, tmp_path)
 
 
-def test_broken_utf8_is_named(tmp_path):
+def test_broken_utf8_and_a_missing_folder_are_named(tmp_path):
   (tmp_path / 'train.txt').write_bytes(b'a||b\xff')
-  with pytest.raises(ValueError, match='train.txt cannot be read .*position 4'):
-    data.load_task('e2e', tmp_path)
-
-
-def test_a_missing_folder_is_named(tmp_path):
-  with pytest.raises(ValueError, match="task 'e2e' is read from files"):
-    data.load_task('e2e')
-  with pytest.raises(ValueError, match='nowhere.* is not a folder'):
-    data.load_task('e2e', tmp_path / 'nowhere')
+  load = functools.partial(data.load_task, 'e2e')
+  refuse('train.txt cannot be read .*position 4', load, tmp_path)
+  refuse("task 'e2e' is read from files", load)
+  refuse('nowhere.* is not a folder', load, tmp_path / 'nowhere')
 
 
 def test_single_inputs_without_a_reference_are_left_out_with_a_warning(caplog):
@@ -391,5 +386,4 @@ def test_docstrings_are_read_without_a_folder_to_write(
 
 
 def test_an_unknown_task_is_refused_with_the_nearest_name():
-  with pytest.raises(ValueError, match="'docstrings'.*'python-docstrings'"):
-    tasks.load_task('docstrings')
+  refuse("'docstrings'.*'python-docstrings'", tasks.load_task, 'docstrings')

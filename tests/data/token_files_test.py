@@ -10,6 +10,7 @@ import pytest
 from spdf_jax.data.token_files import open_token_file
 from spdf_jax.data.token_files import verify_token_file
 from spdf_jax.data.token_files import write_token_file
+from tests.text_files import flip_bit
 
 
 def write(path, documents=(([1, 2, 0], 5), ([3, 0], 1)), vocab_size=4):
@@ -127,18 +128,13 @@ def replace(path, old, new):
   path.write_text(path.read_text().replace(old, new))
 
 
-def flip(path):
-  data = bytearray(path.read_bytes())
-  data[4] ^= 1
-  path.write_bytes(data)
-
-
 @pytest.mark.parametrize('suffix, damage, error, message', [
     ('.bin', os.unlink, FileNotFoundError, 'train.bin is missing'),
     ('.json', os.unlink, FileNotFoundError, 'train.json is missing'),
     ('.bin', lambda path: os.truncate(path, 9), ValueError,
      'train.bin holds 9 bytes .* 10; .*again'),
-    ('.bin', flip, ValueError, 'its fingerprint differs'),
+    ('.bin', lambda path: flip_bit(path, 4), ValueError,
+     'its fingerprint differs'),
     ('.json', lambda path: replace(path, '"<u2"', '"<f4"'), ValueError,
      'train.json has another dtype'),
     ('.json', lambda path: replace(path, '_version": 1', '_version": 2'),

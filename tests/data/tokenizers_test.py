@@ -20,7 +20,9 @@ from spdf_jax.data.tokenizers import LibraryTokenizer
 from spdf_jax.data.tokenizers import train_bpe
 from spdf_jax.data.tokenizers import with_special_tokens
 from tests import text_files
+from tests.child import run_python
 from tests.real_data import data_path
+from tests.refusals import refuse
 
 library = pytest.importorskip('tokenizers')
 
@@ -133,18 +135,11 @@ def test_no_space_is_put_before_the_text():
 @pytest.mark.process
 def test_training_in_another_process_gives_the_same_fingerprint():
   script = (
-      'import sys, json; from spdf_jax.data.tokenizers import train_bpe;'
-      'print(train_bpe(json.load(sys.stdin), 300).fingerprint)'
+      'from spdf_jax.data.tokenizers import train_bpe;'
+      f'print(train_bpe({TEXTS!r}, 300).fingerprint)'
   )
-  result = subprocess.run(
-      [sys.executable, '-c', script],
-      input=json.dumps(TEXTS),
-      env={**os.environ, 'PYTHONHASHSEED': '7'},
-      capture_output=True,
-      text=True,
-      check=True,
-  )
-  assert result.stdout.strip() == TOKENIZERS[1].fingerprint
+  printed = run_python(script, PYTHONHASHSEED='7')
+  assert printed.strip() == TOKENIZERS[1].fingerprint
 
 
 @pytest.mark.process
@@ -191,8 +186,7 @@ def test_fingerprints_differ_between_tokenizers():
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'tokenizers', None)
-  with pytest.raises(ImportError, match=r'\[data\]'):
-    train_bpe(TEXTS, 300)
+  refuse(r'\[data\]', train_bpe, TEXTS, 300, error=ImportError)
 
 
 def test_tokenizers_neither_truncate_nor_pad(tmp_path):
@@ -282,8 +276,7 @@ def test_encode_batch_equals_encode_and_partial_characters_decode(tokenizer):
      'vocab and merges do not fit'),
 ])
 def test_tokenizers_that_cannot_be_made_are_refused(make, message):
-  with pytest.raises(ValueError, match=message):
-    make()
+  refuse(message, make)
 
 
 @pytest.mark.parametrize('content, message', [
@@ -298,5 +291,4 @@ def test_tokenizers_that_cannot_be_made_are_refused(make, message):
 def test_a_file_that_is_no_tokenizer_is_refused(content, message, tmp_path):
   path = tmp_path / 'tokenizer.json'
   path.write_bytes(content)
-  with pytest.raises(ValueError, match=f'tokenizer.json .*{message}'):
-    tokenizer_files.load_tokenizer(path)
+  refuse(f'tokenizer.json .*{message}', tokenizer_files.load_tokenizer, path)

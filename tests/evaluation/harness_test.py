@@ -14,12 +14,11 @@ import pytest
 
 from experiments.scores import suites
 from spdf_jax import data
-from spdf_jax import models
-from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import generate
 from spdf_jax.evaluation import harness_model
-from spdf_jax.evaluation import Subject
+from tests.evaluation import likelihood_test
 from tests.real_data import data_path
+from tests.refusals import refuse
 
 LENGTH = 256
 LIMIT = 12
@@ -37,17 +36,7 @@ class Request:
 
 @pytest.fixture(scope='module')
 def subject():
-  model = models.create_model(
-      'gpt-mini', vocab_size=257, max_length=LENGTH, n_layers=2, d_model=32,
-      n_heads=2, d_ff=64,
-  )
-  tokens = jnp.zeros((1, 2), jnp.int32)
-  params = model.init(jax.random.key(0), tokens)['params']
-  params = jax.tree.map(lambda x: 6.0 * x, params)
-  return Subject(
-      jax.jit(lambda p, t: model.apply({'params': p}, t)), params,
-      data.ByteTokenizer(), LENGTH, CachedModel(model), batch_tokens=2048,
-  )
+  return likelihood_test.byte_subject(LENGTH, n_layers=2)
 
 
 @pytest.fixture(scope='module')
@@ -65,19 +54,8 @@ def offline(tmp_path_factory):
 
 def directly(subject, context, target):
   """Scores a continuation alone; both are texts."""
-  whole = list((context + target).encode())
-  given = list(context.rstrip().encode())
-  target = whole[len(given):]
-  ids = whole[-LENGTH - 1:][:-1]
-  # Padded, so that one shape is compiled.
-  padded = jnp.array([ids + [0] * (LENGTH - len(ids))])
-  logits = np.asarray(
-      subject.apply_fn(subject.params, padded), np.float64
-  )[0][len(ids) - len(target):len(ids)]
-  shifted = logits - logits.max(axis=-1, keepdims=True)
-  log = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-  chosen = log[np.arange(len(target)), target].sum()
-  return chosen, bool((logits.argmax(axis=-1) == target).all())
+  whole, given = (context + target).encode(), context.rstrip().encode()
+  return likelihood_test.directly(subject, given, whole[len(given):])
 
 
 def rows(name):
@@ -257,15 +235,12 @@ def test_generation_stops_at_the_given_strings(subject, offline):
     assert ask(until=stop, **settings) == ask(until=[stop])
   (short,) = model.generate_until([Request(contexts[0], {'max_new_tokens': 9})])
   assert short == whole[0][:9]
-  with pytest.raises(ValueError, match='use sampling'):
-    ask(do_sample=True)
-  with pytest.raises(ValueError, match=f'max_gen_toks is {LENGTH}, and'):
-    ask(max_gen_toks=LENGTH)
+  refuse('use sampling', ask, do_sample=True)
+  refuse(f'max_gen_toks is {LENGTH}, and', ask, max_gen_toks=LENGTH)
 
 
 def test_tasks_of_a_folder_without_files_are_refused(tmp_path):
-  with pytest.raises(ValueError, match='none of the files arc_easy.jsonl'):
-    suites.local_tasks(tmp_path)
+  refuse('none of the files arc_easy.jsonl', suites.local_tasks, tmp_path)
 
 
 def test_shots_of_gsm8k_come_from_its_training_file(tmp_path):

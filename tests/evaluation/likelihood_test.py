@@ -22,6 +22,7 @@ from spdf_jax.data import ByteTokenizer
 from spdf_jax.data import open_tokenizer
 from spdf_jax.data import Pair
 from spdf_jax.data.tokenizers import library_tokenizer
+from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import Continuation
 from spdf_jax.evaluation import score_continuations
 from spdf_jax.evaluation import Subject
@@ -30,19 +31,25 @@ from tests.real_data import data_path
 LENGTH = 48
 
 
-@pytest.fixture(scope='module')
-def subject():
+def byte_subject(length, n_layers=1):
   """A random model of bytes, and its parameters."""
   model = models.create_model(
-      'gpt-mini', vocab_size=257, max_length=LENGTH, n_layers=1, d_model=32,
-      n_heads=2, d_ff=64,
+      'gpt-mini', vocab_size=257, max_length=length, n_layers=n_layers,
+      d_model=32, n_heads=2, d_ff=64,
   )
   tokens = jnp.zeros((1, 2), jnp.int32)
   params = model.init(jax.random.key(0), tokens)['params']
   # Far from uniform, so that a likeliest token is a matter of context.
   params = jax.tree.map(lambda x: 6.0 * x, params)
-  apply_fn = jax.jit(lambda p, t: model.apply({'params': p}, t))
-  return Subject(apply_fn, params, ByteTokenizer(), LENGTH)
+  return Subject(
+      jax.jit(lambda p, t: model.apply({'params': p}, t)), params,
+      ByteTokenizer(), length, CachedModel(model), batch_tokens=2048,
+  )
+
+
+@pytest.fixture(scope='module')
+def subject():
+  return byte_subject(LENGTH)
 
 
 def likelihoods(subject, continuations, length=LENGTH, **options):
@@ -53,10 +60,12 @@ def likelihoods(subject, continuations, length=LENGTH, **options):
 
 def directly(subject, context, target):
   """Scores one continuation alone, in float64 after the model."""
-  ids = [*context, *target][-LENGTH - 1:]
+  length = subject.length
+  ids = [*context, *target][-length - 1:-1]
+  padded = jnp.array([ids + [0] * (length - len(ids))])  # One shape to compile.
   logits = np.asarray(
-      subject.apply_fn(subject.params, jnp.array([ids[:-1]])), np.float64
-  )[0][-len(target):]
+      subject.apply_fn(subject.params, padded), np.float64
+  )[0][len(ids) - len(target):len(ids)]
   shifted = logits - logits.max(axis=-1, keepdims=True)
   log = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
   chosen = log[np.arange(len(target)), list(target)]

@@ -18,6 +18,7 @@ from spdf_jax.data.tasks import task_of_inputs
 from spdf_jax.runs import lifecycle
 from spdf_jax.training import initial_state
 from spdf_jax.training import Run
+from tests.quickstart_runs import finish
 from tests.quickstart_runs import small_config
 from tests.quickstart_runs import start_command
 from tests.tiny_run import assert_same_arrays
@@ -25,7 +26,6 @@ from tests.tiny_run import DENSE
 
 pytestmark = pytest.mark.ci
 
-SECONDS = 300  # Timeout of a child process.
 WITHOUT_TASK = dict(data__task='', phases__order=('pretrain', 'continuation'))
 
 
@@ -115,9 +115,7 @@ def dry_run(*flags, **changes):
       'experiments.train', '--config=configs/quickstart.py', '--dry_run',
       *flags, **WITHOUT_TASK, **changes,
   )
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == 0, output
-  return output
+  return finish(child)
 
 
 @pytest.mark.process
@@ -195,8 +193,7 @@ def test_bad_input_is_one_sentence_and_exit_status_one(
       'experiments.train', '--config=configs/quickstart.py',
       f'--workdir={tmp_path / "run"}', *flags, **WITHOUT_TASK | changes,
   )
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == 1, output
+  output = finish(child, status=1)
   assert 'Traceback' not in output and message in output
   assert len(output.splitlines()) == 1
   assert not (tmp_path / 'run').exists()
@@ -207,8 +204,7 @@ def test_the_quickstart_reports_on_both_runs(tmp_path):
   child = start_command(
       'experiments.quickstart', f'--workdir={tmp_path}', **WITHOUT_TASK
   )
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == 0, output
+  output = finish(child)
   report = (tmp_path / 'report.md').read_text()
   assert f'{tmp_path / "report.md"} is written' in output
   assert '| dense | ' in report and '| variable-spdf | ' in report

@@ -11,13 +11,12 @@ import pytest
 from experiments.launch import compilation_cache
 from spdf_jax.accelerator import native
 from spdf_jax.training import Run
-from spdf_jax.training.loop.metrics import read_rows
+from tests.quickstart_runs import finish
 from tests.quickstart_runs import small_config
 from tests.quickstart_runs import start_command
 from tests.tiny_run import assert_same_arrays
-from tests.tiny_run import without_times
+from tests.tiny_run import rows_in
 
-SECONDS = 300  # Timeout of a child process.
 CONFIG = dict(
     data__task='', phases__order=('pretrain', 'continuation'),
     phases__pretrain__duration='4 steps', phases__continuation__duration=(
@@ -41,9 +40,7 @@ def run(workdir, *arguments, **changes):
       'experiments.train', '--config=configs/quickstart.py',
       f'--workdir={workdir}', *arguments, **CONFIG | changes,
   )
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == 0, output
-  return output
+  return finish(child)
 
 
 def programs(directory):
@@ -72,10 +69,7 @@ def test_programs_are_found_by_the_next_run_and_compute_the_same_bits(
   assert programs(tmp_path / 'cache') == kept
   # Reading the cache raised no error.
   assert 'persistent compilation cache' not in output
-  rows = [
-      without_times(read_rows(tmp_path / name / 'metrics.jsonl'))
-      for name in ('none', 'first', 'second')
-  ]
+  rows = [rows_in(tmp_path / name) for name in ('none', 'first', 'second')]
   assert rows[0] == rows[1] == rows[2]
   states = [final(tmp_path / name) for name in ('none', 'first', 'second')]
   assert_same_arrays(states[0], states[1])

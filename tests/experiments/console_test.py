@@ -12,6 +12,7 @@ import tempfile
 from absl import app
 import pytest
 
+from tests.quickstart_runs import finish
 from tests.quickstart_runs import ROOT
 from tests.quickstart_runs import start_command
 
@@ -42,21 +43,27 @@ def texts():
   raise ValueError('the third cannot be.')
 
 
-@pytest.mark.process
-def test_a_terminal_of_ascii_shows_a_text_with_replacements():
+def start(main, **options):
+  """Starts a command whose main function is an expression of Python."""
   script = (
       'from absl import flags\n'
       'from experiments.launch import console\n'
-      "call = lambda: ['na\\xefve \\xb1 1', 'the end']\n"
-      'main = lambda argv: console.run(argv, call)\n'
-      'console.start(main, flags.FlagValues())\n'
+      f'console.start({main}, flags.FlagValues())\n'
   )
-  done = subprocess.run(
+  return subprocess.run(
       [sys.executable, '-c', script], cwd=ROOT, capture_output=True,
-      env=os.environ | {'PYTHONIOENCODING': 'ascii'}, check=False,
+      check=False, **options,
+  )
+
+
+@pytest.mark.process
+def test_a_terminal_of_ascii_shows_a_text_with_replacements():
+  done = start(
+      "lambda argv: console.run(argv, lambda: ['\\xef \\xb1 1', 'the end'])",
+      env=os.environ | {'PYTHONIOENCODING': 'ascii'},
   )
   assert done.returncode == 0, done.stderr
-  assert done.stdout == b'na?ve ? 1\nthe end\n'
+  assert done.stdout == b'? ? 1\nthe end\n'
 
 
 @pytest.mark.parametrize('returned, status, shown', [
@@ -124,15 +131,7 @@ def test_a_traceback_that_cannot_be_written_to_a_file_is_printed(
 
 @pytest.mark.process
 def test_an_error_outside_of_the_body_ends_a_command_in_one_sentence():
-  script = (
-      'from absl import flags\n'
-      'from experiments.launch import console\n'
-      'console.start(lambda argv: {}["a"], flags.FlagValues())\n'
-  )
-  done = subprocess.run(
-      [sys.executable, '-c', script], cwd=ROOT, capture_output=True,
-      text=True, check=False,
-  )
+  done = start('lambda argv: {}["a"]', text=True)
   assert done.returncode == 1 and 'Traceback' not in done.stderr
   line, = done.stderr.splitlines()
   assert "KeyError: 'a'; its traceback is in " in line
@@ -166,8 +165,7 @@ def test_the_environment_is_checked_before_training(
       f'--workdir={tmp_path / "run"}', data__task='',
       phases__order=('pretrain',), model__d_model=64,
   )
-  output, _ = child.communicate(timeout=300)
-  assert child.returncode == 1
+  output = finish(child, status=1)
   assert f"environment variable {name} is 'nonsense'" in output
   assert 'Traceback' not in output and not os.listdir(tmp_path)
 

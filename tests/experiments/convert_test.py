@@ -37,7 +37,7 @@ from tests.hf_models import LLAMA
 from tests.hf_models import make_mask
 from tests.hf_models import make_params
 from tests.hf_models import masked
-from tests.hf_models import refuse
+from tests.refusals import refuse
 from tests.tiers import slow_except
 from tests.tiny_run import make_config
 from tests.tiny_run import make_dynamic_run
@@ -107,8 +107,7 @@ def test_training_starts_from_a_converted_model(tmp_path):
 
 def test_training_in_the_workdir_of_a_converted_model_is_refused(tmp_path):
   checkpoint = write_params(tmp_path, make_params(TINY), {'model': {}})
-  with pytest.raises(MismatchError, match='of another config'):
-    make_run().open(tmp_path)
+  refuse('of another config', make_run().open, tmp_path, error=MismatchError)
   assert checkpoint.is_dir()
   refuse(
       'holds checkpoints already; give another', write_params, tmp_path, {}, {}
@@ -281,11 +280,9 @@ def test_imported_weights_of_another_size_are_refused_by_its_fields(tmp_path):
   interop.save_hf(tmp_path / 'hf', TINY, params, None)
   convert.import_model(tmp_path / 'hf', tmp_path / 'run', scan_layers=True)
   run = make_run()
-  with pytest.raises(
-      MismatchError, match='model.scan_layers was True and is False; restore'
-  ):
-    workdir.check_workdir(
-        tmp_path / 'new',
-        dataclasses.replace(run.config, init_from=str(tmp_path / 'run')),
-        run.programs.abstract_state.params,
-    )
+  refuse(
+      'model.scan_layers was True and is False; restore', workdir.check_workdir,
+      tmp_path / 'new',
+      dataclasses.replace(run.config, init_from=str(tmp_path / 'run')),
+      run.programs.abstract_state.params, error=MismatchError,
+  )

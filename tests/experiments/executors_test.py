@@ -5,16 +5,17 @@ import os
 import sys
 import tempfile
 import threading
-import time
 import types
 
 import pytest
 
 from experiments.launch import executors
+from tests.quickstart_runs import finish
 from tests.quickstart_runs import start_command
+from tests.quickstart_runs import wait_for
+from tests.refusals import refuse
 
 RATE = 'phases.pretrain.learning_rate.peak'
-SECONDS = 1500  # Timeout of a child process.
 MEMORY = 100_000_000  # Bytes of a node's object store.
 
 
@@ -112,13 +113,11 @@ def test_a_failure_on_the_cluster_keeps_its_type_and_message(
 
 def test_without_ray_the_extra_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'ray', None)
-  with pytest.raises(ImportError, match=r'ray is not .*\[cluster\]'):
-    open_executor()
+  refuse(r'ray is not .*\[cluster\]', open_executor, error=ImportError)
 
 
 def test_resources_that_no_node_has_are_refused(ray):
-  with pytest.raises(ValueError, match='cpus_per_run=64 with gpus_per_run=0 '):
-    open_executor(cpus=64)
+  refuse('cpus_per_run=64 with gpus_per_run=0 ', open_executor, cpus=64)
 
 
 def test_a_cluster_that_does_not_answer_is_refused(ray, monkeypatch):
@@ -143,26 +142,12 @@ def cluster(monkeypatch):
   started.shutdown()
 
 
-def wait(condition, child):
-  end = time.monotonic() + SECONDS
-  while not condition():
-    assert child.poll() is None, child.communicate()[0]
-    assert time.monotonic() < end
-    time.sleep(0.1)
-
-
 def sweep(workdir, *flags):
   return start_command(
       'experiments.sweep', '--config=configs/quickstart.py',
       f'--workdir={workdir}', f'--grid={RATE}=1e-3,3e-3,1e-2,3e-2',
       '--seeds=3', *flags, data__task='', phases__order=('pretrain',),
   )
-
-
-def finish(child):
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == 0, output
-  return output
 
 
 def on_one_core():
@@ -178,7 +163,7 @@ def test_a_sweep_that_loses_a_node_equals_the_local_one(cluster, tmp_path):
   lines = tmp_path / 'ray' / 'sweep.jsonl'
   child = sweep(tmp_path / 'ray', '--executor=ray')
   count = lambda: lines.exists() and len(lines.read_text().splitlines())
-  wait(lambda: count() >= 3, child)
+  wait_for(lambda: count() >= 3, child)
   nodes.remove_node(second, allow_graceful=False)
   assert count() < 12
   output = finish(child)

@@ -23,6 +23,7 @@ from spdf_jax.training import Run
 from spdf_jax.training.configs.config import parse
 from tests.quickstart_runs import CACHE
 from tests.real_data import data_path
+from tests.refusals import refuse
 
 pytestmark = pytest.mark.papers
 
@@ -252,8 +253,7 @@ def test_dart_takes_the_steps_that_were_published():
 def test_a_task_without_a_training_split_is_refused():
   config = finetune.get_config('task=dart')
   config.data.task_dir = str(data_path('dart'))
-  with pytest.raises(ValueError, match="'dart' has no example to train on"):
-    Run.create(config, planning=True)
+  refuse("'dart' has no example to train on", Run.create, config, planning=True)
 
 
 def test_training_needs_the_files_of_the_task():
@@ -261,11 +261,9 @@ def test_training_needs_the_files_of_the_task():
   config.data.corpus = 'python-stdlib'
   config.data.tokenizer = 'bytes'
   config.data.cache_dir = str(CACHE)
-  with pytest.raises(ValueError, match='tasks/e2e'):
-    Run.create(config)
+  refuse('tasks/e2e', Run.create, config)
   run = Run.create(config, planning=True)
-  with pytest.raises(ValueError, match="task 'e2e' is only planned"):
-    run.programs.batch_at(0)
+  refuse("task 'e2e' is only planned", run.programs.batch_at, 0)
 
 
 FLAGS = {  # The fields that are changed most, each by a flag alone.

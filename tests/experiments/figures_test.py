@@ -99,38 +99,30 @@ def line_of(ax, **looks):
   return [list(map(float, values)) for values in lines[0].get_data()]
 
 
-def test_steps_of_a_history_are_counted_over_all_launches(tmp_path):
+@pytest.mark.parametrize('place, ends, losses', [
+    # Steps after the phase that was continued are left out.
+    ('a', [100, 150, 200], ([60, 100, 150, 200], [4.0, 5.0, 3.4, 3.1])),
+    ('a:best', [60, 110, 160], ([60, 110, 160], [4.0, 3.4, 3.1])),
+])
+def test_a_history_counts_on_through_its_launches(
+    place, ends, losses, tmp_path, monkeypatch
+):
   first = make_run(tmp_path / 'first', [
       ('a', 'corpus', 0.9, 0.9, 100), ('b', 'corpus', 0.0, 0.0, 20),
   ])
-  log(first, (60, 5.0), (100, 4.0), (120, 3.5))
-  second = prune(tmp_path / 'second', f'{first}@a')
+  log(first, (60, 4.0), (100, 5.0), (120, 3.5))
+  if place == 'a:best':
+    for module in (ancestry, run_groups):
+      monkeypatch.setattr(
+          module, 'find_checkpoint', lambda _: pathlib.Path('checkpoints/60')
+      )
+  second = prune(tmp_path / 'second', f'{first}@{place}')
   run = run_groups.read_history(read_ancestry(second))
   assert [(p.name, p.start, p.end) for p in run.phases] == [
-      ('a', 0, 100), ('round0', 100, 150), ('round1', 150, 200),
+      *zip(['a', 'round0', 'round1'], [0, *ends], ends)
   ]
-  # Steps of the first run after the phase that was continued are left out.
-  assert run.series('validation/loss') == (
-      [60, 100, 150, 200], [5.0, 4.0, 3.4, 3.1]
-  )
-
-
-def test_the_history_of_a_run_from_a_best_checkpoint_stops_there(
-    tmp_path, monkeypatch
-):
-  first = make_run(tmp_path / 'first', [('a', 'corpus', 0.9, 0.9, 100)])
-  log(first, (60, 4.0), (100, 5.0))
-  for module in (ancestry, run_groups):
-    monkeypatch.setattr(
-        module, 'find_checkpoint', lambda _: pathlib.Path('checkpoints/60')
-    )
-  second = prune(tmp_path / 'second', f'{first}@a:best')
-  run = run_groups.read_history(read_ancestry(second))
-  assert [(p.start, p.end) for p in run.phases] == [
-      (0, 60), (60, 110), (110, 160),
-  ]
-  assert run.phases[0].tokens == 60 * 32
-  assert run.series('validation/loss') == ([60, 110, 160], [4.0, 3.4, 3.1])
+  assert run.phases[0].tokens == ends[0] * 32
+  assert run.series('validation/loss') == losses
 
 
 def test_exploration_is_known_only_of_runs_that_started_densely(tmp_path):

@@ -86,11 +86,23 @@ def test_answers_fit_a_model_of_few_positions_unless_a_length_is_given():
   assert settings(None, 64).max_new_tokens == 60
 
 
+def help_of(name, word='--help'):
+  return subprocess.run(
+      [sys.executable, '-m', f'experiments.{name}', word], text=True,
+      cwd=command.ROOT, stdout=subprocess.PIPE, check=True,
+  ).stdout
+
+
 @pytest.mark.process
 @pytest.mark.parametrize('word', ['--help', '--helpfull'])
 def test_help_ends_with_status_0_and_names_the_flag_that_lists_fields(word):
-  done = subprocess.run(
-      [sys.executable, '-m', 'experiments.train', word], text=True,
-      cwd=command.ROOT, stdout=subprocess.PIPE, check=True,
-  )
-  assert '--[no]fields' in done.stdout and '--workdir' in done.stdout
+  text = help_of('train', word)
+  assert '--[no]fields' in text and '--workdir' in text
+
+
+@pytest.mark.process
+def test_help_does_not_print_a_config():
+  text = help_of('quickstart')
+  assert '--config: ' in text and 'batch_size' not in text
+  assert len(text.splitlines()) < 30
+  assert max(map(len, text.splitlines())) <= 80

@@ -91,7 +91,6 @@ def test_a_failed_gate_removes_only_the_verdicts_that_depend_on_it(
 
 
 def test_a_gate_is_judged_by_the_mean_over_seeds():
-  entries = entries_of(FAIR)
   lucky = min(next(iter(true_world().measured.values())))
 
   def run(job):
@@ -100,9 +99,7 @@ def test_a_gate_is_judged_by_the_mean_over_seeds():
     gaps = GAPS | {'static-99_small': gap}
     return outcome_of(job, gaps=gaps)
 
-  world = look_at(
-      FAIR, entries, finish(entries, run)
-  )
+  world = look_at(FAIR, entries_of(), finish(entries_of(), run))
   gate, = (g for g in world.gates if not g.passed)
   assert (gate.key, gate.subject.folder) == ('G2', 'static-99_small')
 

@@ -31,6 +31,7 @@ from spdf_jax.interop.tensors import open_tensors
 from spdf_jax.training import Run
 from tests import command
 from tests.quickstart_runs import small_config
+from tests.refusals import refuse
 from tests.sparse_params import make_sparse_params
 
 CONFIG = models.GPTConfig(
@@ -97,8 +98,7 @@ def test_a_run_is_read_with_the_tokenizer_it_was_trained_with(tmp_path, caplog):
   assert language_models.open_run(source).tokenizer.fingerprint == wanted
   other = data.train_bpe(['other words of others'] * 9, vocab_size=262)
   tokenizer_files.save_tokenizer(folder / 'tokenizer.json', other)
-  with pytest.raises(ValueError, match='was trained with another tokenizer'):
-    language_models.open_run(source)
+  refuse('was trained with another tokenizer', language_models.open_run, source)
   convert.export_model(
       source, tmp_path / 'hf', format='dense', dtype='float32', vocab_size=None
   )
@@ -108,8 +108,7 @@ def test_a_run_is_read_with_the_tokenizer_it_was_trained_with(tmp_path, caplog):
 
 def test_a_directory_is_not_converted_into_itself(tmp_path):
   save(tmp_path)
-  with pytest.raises(ValueError, match='model and to_hf are both'):
-    rewrite(tmp_path, tmp_path)
+  refuse('model and to_hf are both', rewrite, tmp_path, tmp_path)
 
 
 def test_a_conversion_replaces_the_tokenizer_of_the_one_before(tmp_path):

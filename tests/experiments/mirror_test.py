@@ -161,6 +161,12 @@ def save(workdir, step):
   (workdir / 'metrics.jsonl').write_text(f'{step}')
 
 
+def refuse_to_mirror(message, bucket, workdir):
+  with pytest.raises(ValueError, match=message):
+    with mirror.mirrored(workdir, str(bucket)):
+      pass
+
+
 def restored(bucket, workdir):
   """Returns the steps that a new machine would continue from."""
   with mirror.mirrored(workdir, str(bucket)):
@@ -254,9 +260,7 @@ def test_a_bucket_without_a_manifest_is_not_written_anew(
     save(tmp_path / 'one', 1)
   for path in (bucket / 'manifests').iterdir():
     change(path)
-  with pytest.raises(ValueError, match='has files and no manifest'):
-    with mirror.mirrored(tmp_path / 'two', str(bucket)):
-      pass
+  refuse_to_mirror('has files and no manifest', bucket, tmp_path / 'two')
 
 
 def test_files_deleted_while_they_are_copied_are_warned_of(
@@ -288,14 +292,12 @@ def test_a_mirror_of_another_workdir_is_refused(bucket, tmp_path):
     pass
   before = manifest_of(bucket)
   (tmp_path / 'two' / 'checkpoints' / '3').mkdir(parents=True)
-  with pytest.raises(ValueError, match='copy of another workdir than .*two'):
-    with mirror.mirrored(tmp_path / 'two', str(bucket)):
-      pass
+  message = 'copy of another workdir than .*two'
+  refuse_to_mirror(message, bucket, tmp_path / 'two')
   shutil.rmtree(tmp_path / 'one' / 'checkpoints')
   (tmp_path / 'one' / 'checkpoints' / '3').mkdir(parents=True)
-  with pytest.raises(ValueError, match='step 14 and workdir .*one. ends at 3'):
-    with mirror.mirrored(tmp_path / 'one', str(bucket)):
-      pass
+  message = 'step 14 and workdir .*one. ends at 3'
+  refuse_to_mirror(message, bucket, tmp_path / 'one')
   assert manifest_of(bucket) == before
 
 
@@ -305,9 +307,8 @@ def test_paths_out_of_the_workdir_are_refused(bucket, tmp_path):
   (bucket / 'manifests' / '000001-0a.000000.json').write_text(json.dumps(
       seal({'id': 'a', 'by': 'b', 'files': {'../a': '../a'}})
   ))
-  with pytest.raises(ValueError, match=r"read .*path '../a'\); check its URL"):
-    with mirror.mirrored(tmp_path / 'one', str(bucket)):
-      pass
+  message = r"read .*path '../a'\); check its URL"
+  refuse_to_mirror(message, bucket, tmp_path / 'one')
 
 
 def test_unfinished_checkpoints_and_hidden_files_are_not_copied(
@@ -326,6 +327,4 @@ def test_a_bucket_that_cannot_be_written_is_refused(bucket, tmp_path):
   bucket.parent.mkdir(parents=True)
   bucket.write_text('a file where the folder should be')
   message = "mirror 's3:.* cannot be written .*; check its URL"
-  with pytest.raises(ValueError, match=message):
-    with mirror.mirrored(tmp_path / 'one', str(bucket)):
-      pass
+  refuse_to_mirror(message, bucket, tmp_path / 'one')

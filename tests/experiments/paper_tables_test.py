@@ -20,6 +20,7 @@ from experiments.scores.suites import SUITES
 from experiments.scores.task_scores import TEXT_PROTOCOLS
 from spdf_jax.models import PRESETS
 from spdf_jax.training.configs.fields import plain
+from tests.refusals import refuse
 from tests.tiny_run import static
 
 pytestmark = pytest.mark.papers
@@ -247,8 +248,7 @@ def test_scores_of_the_last_round_count_for_the_whole_run(tmp_path):
   cell = cells_of('iterative', tmp_path)['83.8%', 'Pile loss']
   assert cell.values == (2.5,)
   score(tmp_path / 'last.json', f'{run}@round4', 2.6, *measure)
-  with pytest.raises(ValueError, match='loss 2.5 for .* file 2.6'):
-    find_runs([tmp_path])
+  refuse('loss 2.5 for .* file 2.6', find_runs, [tmp_path])
 
 
 def test_rounds_that_start_from_a_dense_run_are_counted_from_it(tmp_path):
@@ -379,8 +379,7 @@ def test_other_json_files_are_not_read_as_scores(tmp_path, foreign):
 def test_tables_and_folders_that_do_not_exist_are_refused(
     tmp_path, table, folder, message
 ):
-  with pytest.raises(ValueError, match=message):
-    report(table, [tmp_path / folder])
+  refuse(message, report, table, [tmp_path / folder])
 
 
 def test_every_cell_names_a_metric_that_experiments_evaluate_has():

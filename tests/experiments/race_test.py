@@ -8,6 +8,7 @@ import ml_collections
 import pytest
 
 from tests.quickstart_runs import ROOT
+from tests.refusals import refuse
 
 pytestmark = [
     pytest.mark.papers,
@@ -159,8 +160,7 @@ def test_every_config_field_that_is_a_time_is_scaled():
 def test_a_race_that_cannot_be_decided_is_refused(
     made_up, tmp_path, changes, message
 ):
-  with pytest.raises(ValueError, match=message):
-    run(tmp_path, **changes)
+  refuse(message, run, tmp_path, **changes)
   assert not (tmp_path / 'table.md').exists()
 
 
@@ -175,8 +175,7 @@ def test_configs_that_cannot_be_compared_are_refused(
     made_up, tmp_path, changes, message
 ):
   made_up['sparse.py:x=1,y=2'].update_from_flattened_dict(changes)
-  with pytest.raises(ValueError, match=message):
-    run(tmp_path)
+  refuse(message, run, tmp_path)
   assert made_up['steps'] == []
 
 
@@ -207,11 +206,9 @@ def test_a_run_that_diverges_is_reported(made_up, tmp_path, monkeypatch):
 def test_another_race_in_the_same_folder_is_refused(made_up, tmp_path):
   run(tmp_path, seeds=1)
   record = (tmp_path / 'race.json').read_bytes()
-  with pytest.raises(ValueError, match='another .*budget'):
-    run(tmp_path, seeds=1, budget='2e10FLOPs')
+  refuse('another .*budget', run, tmp_path, seeds=1, budget='2e10FLOPs')
   made_up['sparse.py:x=1,y=2'].model.d_ff = 32
-  with pytest.raises(ValueError, match='another .*configs'):
-    run(tmp_path, seeds=1)
+  refuse('another .*configs', run, tmp_path, seeds=1)
   assert (tmp_path / 'race.json').read_bytes() == record
 
 
@@ -226,16 +223,13 @@ def test_a_race_whose_record_or_data_changed_is_refused(
     patch.setattr(training.Run, 'fingerprints', property(
         lambda self: fingerprints.fget(self) | {'text': 'other'}
     ))
-    with pytest.raises(ValueError, match='another .*: data differ'):
-      run(tmp_path, seeds=2)
+    refuse('another .*: data differ', run, tmp_path, seeds=2)
   record = json.loads(text)
   record['phases']['dense'][0][1] *= 2
   path.write_text(json.dumps(record))
-  with pytest.raises(ValueError, match='race.json is damaged'):
-    run(tmp_path, seeds=2)
+  refuse('race.json is damaged', run, tmp_path, seeds=2)
   path.unlink()
-  with pytest.raises(ValueError, match='has runs and no race.json'):
-    run(tmp_path, seeds=2)
+  refuse('has runs and no race.json', run, tmp_path, seeds=2)
   path.write_text(text)
   run(tmp_path, seeds=2)
 

@@ -44,6 +44,11 @@ CONFIG = f'{ROOT}/configs/quickstart.py'
     ('rates --study=coordinates --output=a', 'give --config with --study=coor'),
     ('rates --study=densities --output=a --config=CONFIG',
      'give --config with --study=coor'),
+    ('simulate --config=CONFIG --systems=0', '--systems=0'),
+    ('simulate --figure=roofline', 'need --config'),
+    ('simulate --audit --trace=a.json', 'need --config'),
+    ('generate --model=none --seed=-1', '--seed=-1: -1 is not'),
+    (f'generate --model=none --seed={2**63}', f'--seed={2**63}: {2**63} is'),
     ('sweep --config=CONFIG --workdir=a --grid=seed=1,2 --index=1 '
      '--executor=ray',
      'omit --executor'),

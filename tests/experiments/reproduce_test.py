@@ -25,11 +25,13 @@ from experiments.pool.identity import identify
 from experiments.pool.results import read_results
 from spdf_jax import data
 from tests.made_up_results import Runner
+from tests.quickstart_runs import finish
 from tests.quickstart_runs import ROOT
+from tests.quickstart_runs import wait_for
+from tests.refusals import refuse
 
 pytestmark = pytest.mark.papers
 
-SECONDS = 500  # Timeout of a child process.
 SMOKE, FAIR = SCALES['smoke'], SCALES['fair']
 DATA = {'corpus': 'abc', 'task': 'def'}
 
@@ -66,17 +68,6 @@ def results_of(folder):
   return json.loads((folder / 'out' / 'results.json').read_text())
 
 
-def assert_one_sentence(text):
-  assert '\n' not in text and text.endswith('.') and 'Traceback' not in text
-
-
-def wait_for(condition, child):
-  end = time.monotonic() + SECONDS
-  while not condition():
-    assert child.poll() is None and time.monotonic() < end
-    time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_a_stopped_smoke_run_writes_its_results(tmp_path):
   child = command(tmp_path, '--scale=smoke', '--workers=1')
@@ -97,8 +88,7 @@ def test_a_smoke_run_that_was_killed_continues(tmp_path):
   time.sleep(2)  # Waits until the worker has noticed.
   before = times_of(outcomes(tmp_path))
   child = command(tmp_path, '--scale=smoke')
-  output, _ = child.communicate(timeout=3 * SECONDS)
-  assert child.returncode == 0, output
+  output = finish(child)
   assert f'{len(before)} of ' in output and '; 0 left, about 0:00' in output
   assert times_of(before) == before
   assert '**no verdict** (1 of at least 5 seeds; ' in output
@@ -129,10 +119,9 @@ def test_a_smoke_run_that_was_killed_continues(tmp_path):
      'e2e, webnlg17'),
 ])
 def test_invalid_arguments_start_no_run(tmp_path, name, claims, message):
-  with pytest.raises(ValueError, match=re.escape(message)):
-    list(reproduce.check_claims(
-        name, claims, '', tmp_path / 'runs', tmp_path / 'out', False, 1
-    ))
+  refuse(re.escape(message), lambda: list(reproduce.check_claims(
+      name, claims, '', tmp_path / 'runs', tmp_path / 'out', False, 1
+  )))
   assert not list(tmp_path.iterdir())
 
 
@@ -147,9 +136,7 @@ def test_a_pool_continues_with_its_own_scale_protocol_and_data_only(tmp_path):
       (identify(dataclasses.replace(SMOKE, tune_steps=13), DATA), 'tune_steps'),
       (identify(SMOKE, DATA | {'corpus': 'abd'}), 'data'),
   ):
-    with pytest.raises(ValueError, match=f': {name} differ; give anot') as e:
-      check_same(path, other)
-    assert_one_sentence(str(e.value))
+    refuse(f': {name} differ; give anot', check_same, path, other)
   text = (pool_identity.RESULTS / SMOKE.protocol).read_bytes()
   assert identity['protocol'] == hashlib.sha256(text).hexdigest()
 
@@ -161,9 +148,8 @@ def test_results_of_another_protocol_scale_or_data_are_refused(tmp_path):
   runs = {'init/seed=1': {'parameters': 3}}
   path.write_text(json.dumps({'identity': identity, 'runs': runs}))
   assert read_results(tmp_path, identify(FAIR, DATA)) == runs
-  with pytest.raises(ValueError, match='has results of another sc') as error:
-    read_results(tmp_path, identity | {'protocol': '0'})
-  assert_one_sentence(str(error.value))
+  other = identity | {'protocol': '0'}
+  refuse('has results of another sc', read_results, tmp_path, other)
 
 
 def test_a_corpus_is_identified_by_its_tokens_not_its_files(tmp_path):
@@ -245,8 +231,7 @@ def test_refused_data_replace_no_files_of_a_pool(made_up, tmp_path):
   path = tmp_path / 'runs' / 'tasks' / 'task' / 'train.jsonl'
   before = path.read_bytes()
   for report_only in (False, True):
-    with pytest.raises(ValueError, match='data differ'):
-      reproduce.run_scale(here, 'others', 2, report_only)
+    refuse('data differ', reproduce.run_scale, here, 'others', 2, report_only)
     assert path.read_bytes() == before
 
 
@@ -351,9 +336,8 @@ def test_a_workdir_of_another_scale_is_refused_and_stays_as_it_is(
   monkeypatch.setattr(
       pool_data, 'prepare', lambda *_: pytest.fail('prepared')
   )
-  with pytest.raises(ValueError, match='runs of another scale') as caught:
-    reproduce.run_scale(reproduction_of(tmp_path, FAIR, 'fair'), '', 2, False)
-  assert_one_sentence(str(caught.value))
+  other = reproduction_of(tmp_path, FAIR, 'fair')
+  refuse('runs of another scale', reproduce.run_scale, other, '', 2, False)
   assert (tmp_path / 'runs' / 'scale.json').read_bytes() == before
   assert made_up == []
 
@@ -369,9 +353,10 @@ def test_a_worker_that_is_killed_ends_the_pool_and_keeps_finished_runs(
       lambda scale, directory, *_: Runner(directory, killed_at),
   )
   here = reproduction_of(tmp_path, claims=('a',))
-  with pytest.raises(OSError, match='a worker process was killed') as caught:
-    reproduce.run_scale(here, '', 1, False)
-  assert_one_sentence(str(caught.value))
+  refuse(
+      'a worker process was killed', reproduce.run_scale, here, '', 1, False,
+      error=OSError,
+  )
   before = times_of(outcomes(tmp_path))
   # Jobs before it had finished, and are in the results.
   assert {'init/seed=0', 'dense/rate=0.01,seed=0'} <= names_of(before)

@@ -17,6 +17,9 @@ from experiments.preparation import prepare_shard
 from experiments.preparation import shards
 from experiments.preparation.inputs import read_documents
 from spdf_jax.data import open_corpus
+from tests.refusals import refuse
+from tests.text_files import flip_bit
+from tests.text_files import stop_after
 
 ARGUMENTS = dict(tokenizer='bpe-280', validation=0.2, test=0.2)
 
@@ -110,13 +113,6 @@ def test_a_killed_shard_and_a_killed_join_continue(
   output = tmp_path / 'many' / 'x'
   monkeypatch.setattr(preparation, '_BATCH', 300)
   monkeypatch.setattr(preparation, '_SAVE_EVERY', 100)
-  reports = []
-
-  def stop(progress):
-    reports.append(progress)
-    if len(reports) == 4:
-      raise KeyboardInterrupt
-
   prepare_shard(texts, '1/2', output=output, max_faults=0.1, **ARGUMENTS)
   full = []
   prepare_shard(
@@ -126,10 +122,10 @@ def test_a_killed_shard_and_a_killed_join_continue(
   shutil.rmtree(output / 'partial' / '2-of-2')
   with pytest.raises(KeyboardInterrupt):
     prepare_shard(
-        texts, '2/2', output=output, max_faults=0.1, report=stop, **ARGUMENTS
+        texts, '2/2', output=output, max_faults=0.1, report=stop_after(4),
+        **ARGUMENTS,
     )
-  with pytest.raises(ValueError, match='shard 2/2 in .* is not finished; run'):
-    join_shards(output)
+  refuse('shard 2/2 in .* is not finished; run', join_shards, output)
   again = []
   prepare_shard(
       texts, '2/2', output=output, max_faults=0.1, report=again.append,
@@ -171,15 +167,13 @@ def test_a_wrong_set_of_shards_gets_one_sentence(texts, tmp_path):
   output = tmp_path / 'x'
   partial = output / 'partial'
   arguments = dict(output=output, max_faults=0.1, **ARGUMENTS)
-  with pytest.raises(ValueError, match='holds no shards of a corpus; prepare'):
-    join_shards(output)
+  refuse('holds no shards of a corpus; prepare', join_shards, output)
   for text in ('0/3', '4/3', '1', 'a/b', '1/0'):
     with pytest.raises(ValueError, match='is not i/n with i from 1 to n'):
       prepare_shard(texts, text, **arguments)
   assert not output.exists()
   assert prepare_shard(texts, '1/3', **arguments) == [(2, 3), (3, 3)]
-  with pytest.raises(ValueError, match='has no shard 2/3, 3/3; prepare what'):
-    join_shards(output)
+  refuse('has no shard 2/3, 3/3; prepare what', join_shards, output)
   with pytest.raises(ValueError, match='holds shard 1/3 of a corpus; prepare'):
     prepare_files(texts, **arguments)
   with pytest.raises(ValueError, match='holds shard 1/3 of a corpus; prepare'):
@@ -188,36 +182,26 @@ def test_a_wrong_set_of_shards_gets_one_sentence(texts, tmp_path):
     prepare_shard(texts, '1/3', **arguments | {'test': 0.1})
   prepare_shard(texts, '3/3', **arguments)
   shutil.copytree(partial / '1-of-3', partial / '2-of-3')
-  with pytest.raises(ValueError, match='2-of-3 holds shard 1/3, not shard 2/3'):
-    join_shards(output)
+  refuse('2-of-3 holds shard 1/3, not shard 2/3', join_shards, output)
   shutil.rmtree(partial / '2-of-3')
   prepare_shard(texts, '2/3', **arguments | {'test': 0.1})
-  with pytest.raises(ValueError, match='differently than shard 1/3'):
-    join_shards(output)
+  refuse('differently than shard 1/3', join_shards, output)
   shutil.rmtree(partial / '2-of-3')
   assert prepare_shard(texts, '2/3', **arguments) == []
   ids = partial / '2-of-3' / 'train.ids'
-  data = bytearray(ids.read_bytes())
-  data[7] ^= 1
-  ids.write_bytes(data)
-  with pytest.raises(ValueError, match='other bytes than were written; delete'):
-    join_shards(output)
-  data[7] ^= 1
-  ids.write_bytes(data)
+  flip_bit(ids, 7)
+  refuse('other bytes than were written; delete', join_shards, output)
+  flip_bit(ids, 7)
   shutil.copytree(partial / '1-of-3', partial / '1-of-4')
-  with pytest.raises(ValueError, match='into 3 and into 4; delete'):
-    join_shards(output)
+  refuse('into 3 and into 4; delete', join_shards, output)
   shutil.rmtree(partial / '1-of-4')
   assert join_shards(output).fingerprint == whole(texts, tmp_path / 'y' / 'x'
       ).fingerprint
 
 
 def test_an_unfinished_corpus_is_not_mixed_with_shards(texts, tmp_path):
-  def stop(progress):
-    raise KeyboardInterrupt
-
   with pytest.raises(KeyboardInterrupt):
-    whole(texts, tmp_path / 'x', report=stop)
+    whole(texts, tmp_path / 'x', report=stop_after(1))
   state = tmp_path / 'x' / 'partial' / 'state.json'
   state.write_text('{}')
   with pytest.raises(ValueError, match='not divided into shards; finish it'):
@@ -228,8 +212,7 @@ def test_faults_are_counted_over_all_shards(texts, tmp_path):
   output = tmp_path / 'x'
   prepare_all(texts, output, 2, max_faults=0.01)
   other = shutil.copytree(output, tmp_path / 'other')
-  with pytest.raises(ValueError, match='2 of 87 documents are faulty'):
-    join_shards(output)
+  refuse('2 of 87 documents are faulty', join_shards, output)
   assert not list((output / 'partial').glob('*.ids'))  # Nothing is copied.
   prepare_shard(texts, '1/2', output=output, max_faults=0.1, **ARGUMENTS)
   joined = join_shards(output)

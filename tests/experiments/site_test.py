@@ -54,15 +54,19 @@ def test_the_contents_list_pages_that_exist():
     assert list(EXPERIMENTS.glob(f'{page}.*')), page
 
 
+def docstrings():
+  """Yields every docstring of the library, and the path of its file."""
+  for path in sorted(PACKAGE.rglob('*.py')):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+        yield path, ast.get_docstring(node) or ''
+
+
 def test_markup_of_docstrings_ends_before_a_space_or_punctuation():
   # Sphinx warns of others, when all notebooks have been executed.
   assert [
-      f'{path.name}: {match[0]}' for path in sorted(PACKAGE.rglob('*.py'))
-      for node in ast.walk(ast.parse(path.read_text()))
-      if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-      for match in re.finditer(
-          r'`+[^`]+`+([^\W_])?', ast.get_docstring(node) or ''
-      ) if match[1]
+      f'{path.name}: {match[0]}' for path, text in docstrings()
+      for match in re.finditer(r'`+[^`]+`+([^\W_])?', text) if match[1]
   ] == []
 
 
@@ -113,12 +117,9 @@ def test_every_page_is_linked_and_sparsify_comes_first():
 
 def test_code_in_docstrings_is_marked_as_code():
   # Two colons alone make code without colors: write `.. code-block:: python`.
-  for path in PACKAGE.rglob('*.py'):
-    for node in ast.walk(ast.parse(path.read_text())):
-      if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-        text = ast.get_docstring(node) or ''
-        match = re.search(r'^(?!\s*\.\. ).*\S::$', text, re.M)
-        assert not match, f'{path}: {match[0]}'
+  for path, text in docstrings():
+    match = re.search(r'^(?!\s*\.\. ).*\S::$', text, re.M)
+    assert not match, f'{path}: {match[0]}'
 
 
 @pytest.mark.parametrize('link, problem', [

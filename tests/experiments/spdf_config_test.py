@@ -5,6 +5,7 @@ import pytest
 from configs import spdf
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.training import Run
+from tests.refusals import refuse
 
 pytestmark = pytest.mark.papers
 
@@ -43,11 +44,9 @@ def test_every_model_can_be_planned(model):
 
 
 def test_training_needs_the_corpus():
-  with pytest.raises(ValueError, match='corpora/pile'):
-    Run.create(spdf.get_config())
+  refuse('corpora/pile', Run.create, spdf.get_config())
 
 
 def test_a_corpus_for_planning_only_cannot_be_read():
   run, _ = plan_of('')
-  with pytest.raises(ValueError, match="'./corpora/pile' is only planned"):
-    run.programs.batch_at(0)
+  refuse("'./corpora/pile' is only planned", run.programs.batch_at, 0)

@@ -14,6 +14,8 @@ from experiments import preparation
 from experiments.preparation import files
 from experiments.preparation import inputs
 from spdf_jax.data.corpora import SPLITS
+from tests.refusals import refuse
+from tests.text_files import stop_after
 
 TEXTS = [f'Text {i}: élan. ' * (1 + i % 5) for i in range(60)]
 
@@ -42,18 +44,6 @@ def prepare(source, output, **changes):
 
 def tokens_of(corpus):
   return {s: getattr(corpus, s).tokens.tobytes() for s in SPLITS}
-
-
-def stop_after(count):
-  """Returns a report function that interrupts at its `count`-th call."""
-  reports = []
-
-  def report(progress):
-    reports.append(progress)
-    if len(reports) == count:
-      raise KeyboardInterrupt
-
-  return report
 
 
 def test_a_streamed_dataset_has_the_tokens_of_its_files(folder, tmp_path):
@@ -146,9 +136,7 @@ def test_a_stream_that_cannot_be_read_gets_one_sentence(
       (f'{address}/faulty.jsonl', {}, 'streamed .*or download the files'),
       ('https://a.org/b.pdf', {}, "kind of file '.pdf' is unknown"),
   ):
-    with pytest.raises(ValueError, match=message) as caught:
-      prepare(source, tmp_path / 'x', **changes)
-    assert '\n' not in str(caught.value)
+    refuse(message, prepare, source, tmp_path / 'x', **changes)
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch, tmp_path):

@@ -19,6 +19,7 @@ from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
 from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.checkpoints.files import write_params
+from tests.refusals import refuse
 
 pytestmark = pytest.mark.papers
 
@@ -97,24 +98,18 @@ def test_zeros_are_counted_in_hidden_matrices_only():
   assert weight_sparsity(thin) == 0.75
 
 
-def refuse(message, before, after):
-  with pytest.raises(ValueError, match=message) as caught:
-    cosine_distances(before, after)
-  text = str(caught.value)
-  assert '\n' not in text and text.endswith('.')
-
-
 def test_other_models_are_refused_by_their_first_differing_leaf():
   gpt = make_params(CONFIGS['gpt'], 0)
   wider = make_params(GPTConfig(23, 3, 2, 16, 32, 8), 0)
-  refuse(
-      r'h_0/mlp/wi/bias has shape \[24\] before and shape \[32\] after', gpt,
-      wider,
-  )
   deeper = make_params(GPTConfig(23, 4, 2, 16, 24, 8), 0)
-  refuse(r'h_3/\S+ has none before and shape \[16\] after', gpt, deeper)
-  refuse('different models', gpt, make_params(CONFIGS['llama'], 0))
-  refuse('have no hidden matrix', {'w': np.eye(2)}, {'w': np.eye(2)})
+  llama, other = make_params(CONFIGS['llama'], 0), {'w': np.eye(2)}
+  for message, before, after in (
+      (r'h_0/mlp/wi/bias has shape \[24\] before and shape \[32\] after', gpt,
+       wider),
+      (r'h_3/\S+ has none before and shape \[16\] after', gpt, deeper),
+      ('different models', gpt, llama), ('have no hidden matrix', other, other),
+  ):
+    refuse(message, cosine_distances, before, after)
 
 
 @pytest.mark.parametrize('value, length', [(0, '0'), (np.nan, 'nan')])
@@ -123,7 +118,7 @@ def test_matrices_without_a_direction_are_refused(value, length):
   other = make_params(CONFIGS['gpt'], 0)
   other['h_1']['attn']['wv']['kernel'][:] = value
   refuse(f'h_1/attn/wv/kernel has no direction: its length is {length}',
-         params, other)
+         cosine_distances, params, other)
 
 
 GPT = CONFIGS['gpt']
@@ -171,8 +166,7 @@ def test_pairs_that_cannot_be_compared_are_refused(tmp_path):
       (([run], [run, run], ['one', 'one']), 'each pair a name of its own'),
       (([run], [other]), r'run and .*other: .* h_0/mlp/wi/bias has shape '),
   ):
-    with pytest.raises(ValueError, match=message):
-      subspaces.measure_pairs(*args)
+    refuse(message, subspaces.measure_pairs, *args)
 
 
 def test_heatmaps_show_every_distance_on_one_scale():

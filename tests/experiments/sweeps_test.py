@@ -26,6 +26,8 @@ from spdf_jax.files import FolderInUse
 from tests.quickstart_runs import CACHE
 from tests.quickstart_runs import small_config
 from tests.quickstart_runs import start_command
+from tests.quickstart_runs import wait_for
+from tests.refusals import refuse
 
 RATE = 'phases.pretrain.learning_rate.peak'
 
@@ -140,8 +142,7 @@ def open_sweep(folder, grid='eval_every=1,2,3,4', index=None, **arguments):
 def test_an_impossible_sweep_starts_no_run(
     tmp_path, grid, arguments, message
 ):
-  with pytest.raises(ValueError, match=message):
-    list(open_sweep(tmp_path / 'runs', grid, **arguments))
+  refuse(message, list, open_sweep(tmp_path / 'runs', grid, **arguments))
   assert not (tmp_path / 'runs').exists()
 
 
@@ -174,8 +175,7 @@ def test_scores_of_other_tasks_or_settings_are_not_returned(tmp_path):
       dict(tasks=['validation'], limit=10), dict(tasks=['python-docstrings']),
       dict(tasks=['validation=elsewhere']),
   ):
-    with pytest.raises(ValueError, match='scores of other runs, tasks or set'):
-      score(**changed)
+    refuse('scores of other runs, tasks or set', score, **changed)
 
 
 def test_a_sweep_with_an_executor_writes_what_one_without_does(
@@ -242,8 +242,7 @@ def test_a_sweep_that_was_killed_continues_and_trains_no_run_twice(
       phases__order=('pretrain',),
   )
   lines = tmp_path / 'sweep.jsonl'
-  while not lines.exists() and child.poll() is None:
-    time.sleep(0.05)
+  wait_for(lines.exists, child)
   child.kill()
   child.communicate()
   first, = lines.read_text().splitlines()

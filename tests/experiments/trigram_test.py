@@ -14,6 +14,7 @@ from spdf_jax.evaluation.baselines import bigram_probabilities
 from tests.evaluation.baselines_test import Batch
 from tests.evaluation.baselines_test import TRAIN
 from tests.evaluation.baselines_test import windows
+from tests.refusals import refuse
 
 
 def second_order_chain(seed, transitions, steps):
@@ -124,8 +125,7 @@ def test_the_first_token_of_a_sequence_is_scored_by_the_bigram():
 
 def test_a_trigram_needs_at_least_23_tokens():
   assert fit_trigram(np.arange(23) % 2, 2).counts.sum() == 21
-  with pytest.raises(ValueError, match='at least 23'):
-    fit_trigram(np.arange(22) % 2, 2)
+  refuse('at least 23', fit_trigram, np.arange(22) % 2, 2)
 
 
 @pytest.mark.parametrize('tokens, vocab_size, message', [
@@ -136,8 +136,7 @@ def test_a_trigram_needs_at_least_23_tokens():
 def test_tokens_that_cannot_be_counted_are_refused(
     tokens, vocab_size, message
 ):
-  with pytest.raises(ValueError, match=message):
-    fit_trigram(np.array(tokens), vocab_size)
+  refuse(message, fit_trigram, np.array(tokens), vocab_size)
 
 
 @pytest.mark.parametrize('batches, message', [

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -20,6 +21,12 @@ class Refused(ValueError):
 
 class Raw(Exception):
   """An error that a command has logged with the file of its traceback."""
+
+
+def copy_anew(source: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+  """Replaces a folder by a copy of another one; returns its path."""
+  shutil.rmtree(target, ignore_errors=True)
+  return shutil.copytree(source, target)
 
 
 def flip_bit(path: pathlib.Path, rng: np.random.Generator) -> None:

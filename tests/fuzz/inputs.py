@@ -53,9 +53,8 @@ def fuzz_corpora(folder: pathlib.Path) -> Target:
   sound = contents(output)
 
   def attack(rng):
-    shutil.rmtree(folder / 'run', ignore_errors=True)
     # Of the same name, which is part of the fingerprint.
-    copy = shutil.copytree(output, folder / 'run' / 'corpus')
+    copy = damage.copy_anew(output, folder / 'run' / 'corpus')
     damage.flip_any_bit(copy, rng)
     if rng.random() < 0.1:
       damage.run_command('verify', f'--folder={copy}')
@@ -76,9 +75,8 @@ def fuzz_models(folder: pathlib.Path) -> Target:
   names = sorted(p.name for p in (folder / 'sound').iterdir())
 
   def attack(rng):
-    shutil.rmtree(folder / 'run', ignore_errors=True)
-    shutil.copytree(folder / 'sound', folder / 'run')
-    path = folder / 'run' / rng.choice(names)
+    path = damage.copy_anew(folder / 'sound', folder / 'run')
+    path /= rng.choice(names)
     content = bytearray(path.read_bytes())
     kind = rng.integers(3)
     if path.suffix == '.json' and kind == 0:

@@ -30,29 +30,42 @@ from tests.training import distillation_test
 Target = Callable[[np.random.Generator], str]
 
 
+def outcome_by_state(sound: pathlib.Path) -> Callable[[pathlib.Path], str]:
+  """Returns a function that opens a damaged run and names the outcome.
+
+  Args:
+    sound: Workdir of the sound run. Its last checkpoint is deleted.
+  """
+  states = {}
+  for step in (14, 12):
+    run = make_run().open(sound)
+    states[step] = damage.bits_of(run.state)
+    run.close()
+    shutil.rmtree(sound / 'checkpoints/14', ignore_errors=True)
+
+  def outcome(workdir):
+    run = make_run().open(workdir)
+    run.close()
+    step = int(run.state.step)
+    if damage.bits_of(run.state) != states.get(step):
+      return 'silent'
+    return 'same' if step == 14 else 'refused'
+
+  return outcome
+
+
 def fuzz_checkpoints(folder: pathlib.Path) -> Target:
   """Damages the latest of three checkpoints, and opens the run again."""
   train(make_run().open(folder / 'sound'))
-  sound = {}
-  for step in (14, 12):
-    run = make_run().open(folder / 'sound')
-    sound[step] = damage.bits_of(run.state)
-    run.close()
-    shutil.copytree(folder / 'sound', folder / f'copy{step}')
-    shutil.rmtree(folder / 'sound/checkpoints/14', ignore_errors=True)
+  copy = shutil.copytree(folder / 'sound', folder / 'copy')
+  outcome = outcome_by_state(folder / 'sound')
 
   def attack(rng):
-    shutil.rmtree(folder / 'run', ignore_errors=True)
-    shutil.copytree(folder / 'copy14', folder / 'run')
-    damage.flip_any_bit(folder / 'run/checkpoints/14', rng)
+    run = damage.copy_anew(copy, folder / 'run')
+    damage.flip_any_bit(run / 'checkpoints/14', rng)
     if rng.random() < 0.1:
-      damage.run_command('verify', f'--folder={folder / "run"}')
-    run = make_run().open(folder / 'run')
-    run.close()
-    step = int(run.state.step)
-    if damage.bits_of(run.state) != sound.get(step):
-      return 'silent'
-    return 'same' if step == 14 else 'refused'
+      damage.run_command('verify', f'--folder={run}')
+    return outcome(run)
 
   return attack
 
@@ -132,17 +145,11 @@ def fuzz_mirrors(folder: pathlib.Path) -> Target:
   bucket, url = folder / 'bucket', str(folder / 'run')
   with mirror.mirrored(folder / 'sound', str(bucket)):
     train(make_run().open(folder / 'sound'))
-  sound = {}
-  for step in (14, 12):
-    run = make_run().open(folder / 'sound')
-    sound[step] = damage.bits_of(run.state)
-    run.close()
-    shutil.rmtree(folder / 'sound/checkpoints/14', ignore_errors=True)
+  outcome = outcome_by_state(folder / 'sound')
 
   def attack(rng):
-    for name in ('run', 'elsewhere'):
-      shutil.rmtree(folder / name, ignore_errors=True)
-    shutil.copytree(bucket, folder / 'run')
+    shutil.rmtree(folder / 'elsewhere', ignore_errors=True)
+    damage.copy_anew(bucket, folder / 'run')
     manifest, = (folder / 'run/manifests').iterdir()
     others = sorted(p for p in (folder / 'run').rglob('*') if p.is_file())
     if rng.random() < 0.3:
@@ -150,14 +157,7 @@ def fuzz_mirrors(folder: pathlib.Path) -> Target:
     else:
       damage.damage(rng.choice([manifest, *others]), rng)
     with mirror.mirrored(folder / 'elsewhere', url):
-      run = make_run().open(folder / 'elsewhere')
-      run.close()
-    if run.state.step == 0:
-      return 'silent'  # The run started again without a warning.
-    step = int(run.state.step)
-    if damage.bits_of(run.state) != sound.get(step):
-      return 'silent'
-    return 'same' if step == 14 else 'refused'
+      return outcome(folder / 'elsewhere')
 
   return attack
 
@@ -180,8 +180,7 @@ def fuzz_teachers(folder: pathlib.Path) -> Target:
   loss = first_loss()
 
   def attack(rng):
-    shutil.rmtree(folder / 'run')
-    shutil.copytree(folder / 'sound', folder / 'run')
+    damage.copy_anew(folder / 'sound', folder / 'run')
     paths = sorted(p for p in (folder / 'run').rglob('*') if p.is_file())
     meta = folder / 'run/checkpoints/0/meta/metadata'
     if rng.random() < 0.3:
@@ -235,8 +234,7 @@ def fuzz_races(folder: pathlib.Path) -> Target:
   shutil.copytree(folder / 'run', folder / 'sound')
 
   def attack(rng):
-    shutil.rmtree(folder / 'run', ignore_errors=True)
-    shutil.copytree(folder / 'sound', folder / 'run')
+    damage.copy_anew(folder / 'sound', folder / 'run')
     names = 'race.json', 'outcome.json'
     paths = sorted(
         p for p in (folder / 'run').rglob('*.json') if p.name in names

@@ -12,6 +12,8 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax import interop
+from tests.sparse_loop import trajectory
+from tests.sparsity.nnx_test import Model
 
 pytestmark = pytest.mark.ci
 RIGL = spdf.rigl(0.75, update_every=2, update_until=6)
@@ -36,13 +38,6 @@ def test_the_protocol_trains_as_sparsify_does():
     return jnp.mean((h @ params['wo']['kernel'] - 1) ** 2)
 
   @jax.jit
-  def step(params, opt_state, x):
-    updates, opt_state = tx.update(
-        jax.grad(loss_fn)(params, x), opt_state, params
-    )
-    return optax.apply_updates(params, updates), opt_state
-
-  @jax.jit
   def step_by_protocol(params, opt_state, x):
     params = updater.pre_forward_update(params, opt_state)
     grads = jax.grad(loss_fn)(params, x)
@@ -50,13 +45,13 @@ def test_the_protocol_trains_as_sparsify_does():
     params = optax.apply_updates(params, updates)
     return updater.post_gradient_update(params, opt_state), opt_state
 
+  draw = lambda i: np.random.default_rng(i).standard_normal((8, 20), 'float32')
+  gradients = lambda i, params: jax.grad(loss_fn)(params, draw(i))
+  *_, (expected, expected_state) = trajectory(tx, params_of(), gradients, 8)
   params = params_of()
-  state, expected_state = wrapped.init(params), tx.init(params)
-  expected = spdf.apply_mask(params, spdf.get_mask(expected_state))
+  state = wrapped.init(params)
   for i in range(8):
-    x = np.random.default_rng(i).standard_normal((8, 20), 'float32')
-    params, state = step_by_protocol(params, state, x)
-    expected, expected_state = step(expected, expected_state, x)
+    params, state = step_by_protocol(params, state, draw(i))
   spdf.check_zeros(params, state)
   jax.tree.map(
       lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5),
@@ -87,16 +82,6 @@ def test_a_state_without_a_mask_is_named():
   updater = interop.Updater(spdf.static(0.75), key=0)
   with pytest.raises(ValueError, match='no SparsifyState'):
     updater.pre_forward_update(params_of(), optax.sgd(0.1).init(params_of()))
-
-
-class Model(nnx.Module):
-
-  def __init__(self, rngs):
-    self.wi = nnx.Linear(8, 16, rngs=rngs)
-    self.wo = nnx.Linear(16, 8, rngs=rngs)
-
-  def __call__(self, x):
-    return self.wo(jax.nn.relu(self.wi(x)))
 
 
 def opt_state_dtypes(optimizer):

@@ -24,7 +24,8 @@ from tests.hf_models import LLAMA
 from tests.hf_models import make_mask
 from tests.hf_models import make_params
 from tests.hf_models import masked
-from tests.hf_models import refuse
+from tests.hf_models import save
+from tests.refusals import refuse
 
 pytestmark = pytest.mark.ci
 
@@ -33,9 +34,7 @@ pytest.importorskip('ml_dtypes')
 
 
 def test_a_compact_model_holds_kept_values_and_a_bit_per_weight(tmp_path):
-  params = make_params(LLAMA)
-  mask = make_mask(params)
-  interop.save_hf(tmp_path, LLAMA, params, mask, format='compact')
+  params, mask = save(tmp_path, LLAMA, format='compact')
   assert sorted(p.name for p in tmp_path.iterdir()) == [
       'config.json', 'model.compact.safetensors'
   ]
@@ -86,9 +85,7 @@ def test_packing_loses_nothing(data):
 
 
 def test_damaged_masks_are_refused(tmp_path):
-  params = make_params(GPT)
-  mask = make_mask(params)
-  interop.save_hf(tmp_path, GPT, params, mask)
+  save(tmp_path, GPT)
   path = tmp_path / 'masks.safetensors'
   masks = safetensors.load_file(path)
   name = 'transformer.h.0.mlp.c_fc.weight'
@@ -103,9 +100,7 @@ def test_damaged_masks_are_refused(tmp_path):
 
 @pytest.mark.parametrize('config', [GPT, LLAMA])
 def test_a_compact_export_is_listed_as_its_dense_weights_are(config, tmp_path):
-  params = make_params(config)
-  mask = make_mask(params)
-  interop.save_hf(tmp_path, config, params, mask, format='compact')
+  params, mask = save(tmp_path, config, format='compact')
   loaded = interop.load_listed(tmp_path)
   assert loaded.config == dataclasses.replace(config, lowering='native')
   wanted = list_params(masked(params, mask), mask)
@@ -120,11 +115,7 @@ def test_a_compact_export_is_listed_as_its_dense_weights_are(config, tmp_path):
 def test_listed_values_have_the_dtype_of_the_file_or_the_one_given(
     stored, dtype, expected, tmp_path
 ):
-  params = make_params(GPT)
-  mask = make_mask(params)
-  interop.save_hf(
-      tmp_path, GPT, params, mask, format='compact', dtype=stored
-  )
+  params, mask = save(tmp_path, GPT, format='compact', dtype=stored)
   loaded = interop.load_listed(tmp_path, dtype=dtype)
   kernel = loaded.params['h_1']['mlp']['wo']['kernel']
   assert kernel.values.dtype == expected
@@ -180,16 +171,14 @@ READERS = [
      'bits.* or they do not fit'),
 ])
 def test_both_readers_refuse_the_same_compact_files(change, message, tmp_path):
-  params = make_params(GPT)
-  interop.save_hf(tmp_path, GPT, params, make_mask(params), format='compact')
+  save(tmp_path, GPT, format='compact')
   change_weights(tmp_path, change, 'model.compact.safetensors')
   for load in READERS:
     refuse(message, load, tmp_path)
 
 
 def test_a_tied_head_may_be_stored_beside_its_equal_embedding(tmp_path):
-  params = make_params(GPT)
-  interop.save_hf(tmp_path, GPT, params, make_mask(params), format='compact')
+  params, _ = save(tmp_path, GPT, format='compact')
   change_weights(
       tmp_path, add('lm_head.weight', 'transformer.wte.weight'),
       'model.compact.safetensors',

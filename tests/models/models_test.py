@@ -20,6 +20,8 @@ from spdf_jax.models import attention
 from spdf_jax.models import rotary
 from spdf_jax.models.attention import causal_attention
 from spdf_jax.sparsity.trees import path_name
+from tests.hf_models import make_mask
+from tests.hf_models import make_params
 
 L, V = 7, 23
 SIZES = dict(
@@ -33,26 +35,6 @@ def make_gpt(**changes):
 
 def make_llama(**changes):
   return models.Llama(models.LlamaConfig(**SIZES | changes))
-
-
-def make_params(model):
-  """Parameters of which none is zero, biases and norms included."""
-  rng = np.random.default_rng(1)
-  tokens = jnp.zeros((1, 2), jnp.int32)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)['params']
-  return jax.tree.map(
-      lambda x: rng.normal(0.1, 0.3, x.shape).astype(x.dtype), shapes
-  )
-
-
-def make_mask(params, sparsity=0.75):
-  rng = np.random.default_rng(2)
-  return jax.tree_util.tree_map_with_path(
-      lambda path, x: rng.random(x.shape) >= sparsity if models.sparsifiable(
-          path_name(path), x
-      ) else None,
-      params,
-  )
 
 
 def make_tokens(batch=2, length=L):
@@ -77,7 +59,7 @@ MODELS = {
 @pytest.mark.parametrize('name', ['scanned gpt', 'llama'])
 def test_a_logit_depends_on_no_later_token(name):
   model = MODELS[name]
-  params = make_params(model)
+  params = make_params(model.config)
   tokens = np.arange(L)[None]  # Each token occurs once.
   # Perturbs the positions of a GPT, whose embeddings are also the head.
   moved = 'wte' if name == 'llama' else 'wpe'
@@ -94,7 +76,7 @@ def test_a_logit_depends_on_no_later_token(name):
 @pytest.mark.parametrize('name', ['gpt', 'llama'])
 def test_values_of_pruned_weights_change_no_loss_or_gradient(name):
   model = MODELS[name]
-  dense = make_params(model)
+  dense = make_params(model.config)
   mask = make_mask(dense)
   masked = spdf.apply_mask(dense, mask)
   poisoned = jax.tree.map(
@@ -119,7 +101,7 @@ def test_values_of_pruned_weights_change_no_loss_or_gradient(name):
 @pytest.mark.parametrize('name', ['gpt', 'llama'])
 def test_on_masked_parameters_masks_change_nothing(name):
   model, tokens = MODELS[name], make_tokens()
-  dense = make_params(model)
+  dense = make_params(model.config)
   mask = make_mask(dense)
   masked = spdf.apply_mask(dense, mask)
   logits = lambda **variables: logits_of(model, variables, tokens)
@@ -135,7 +117,7 @@ def test_on_masked_parameters_masks_change_nothing(name):
 
 @pytest.mark.parametrize('make', [make_gpt, make_llama])
 def test_loop_and_scan_give_the_same_logits_and_gradients(make):
-  params = make_params(make())
+  params = make_params(make().config)
   mask = make_mask(params)
 
   def run(model, params, mask):
@@ -204,7 +186,7 @@ def plain_llama(config, params, tokens, rotary_theta=10000.0):
 ])
 def test_logits_equal_a_plain_llama(changes):
   model = make_llama(**changes)
-  params = make_params(model)
+  params = make_params(model.config)
   tokens = make_tokens()
   logits = logits_of(model, {'params': params}, tokens)
   for row, sequence in zip(logits, tokens):
@@ -244,7 +226,7 @@ def test_position_interpolation_slows_long_waves_down():
 ])
 def test_rematerialization_changes_no_gradient(make, remat, scan_layers):
   plain = make(scan_layers=scan_layers)
-  params, tokens = make_params(plain), make_tokens()
+  params, tokens = make_params(plain.config), make_tokens()
 
   def gradients(model):
     loss = lambda p: (model.apply({'params': p}, tokens) ** 2).mean()
@@ -259,7 +241,7 @@ def test_rematerialization_changes_no_gradient(make, remat, scan_layers):
 
 
 def test_activations_and_multipliers_equal_their_formulas():
-  params, tokens = make_params(make_gpt()), make_tokens()
+  params, tokens = make_params(make_gpt().config), make_tokens()
   logits = lambda params=params, **changes: logits_of(
       make_gpt(**changes), {'params': params}, tokens
   )
@@ -285,7 +267,7 @@ def test_activations_and_multipliers_equal_their_formulas():
 def test_scores_are_divided_by_the_number_of_the_layer():
   changes = dict(n_layers=3, attention='blocks')
   plain = make_gpt(**changes)
-  params = make_params(plain)
+  params = make_params(plain.config)
   divided = jax.tree_util.tree_map_with_path(
       lambda path, x: x / (int(path[0].key[2:]) + 1)
       if 'attn/wq' in path_name(path) else x,
@@ -307,7 +289,7 @@ def test_scores_are_divided_by_the_number_of_the_layer():
 
 def test_the_computation_has_the_requested_dtype():
   model = make_gpt(dtype='bfloat16')
-  params = make_params(model)
+  params = make_params(model.config)
   logits = logits_of(model, {'params': params}, make_tokens())
   exact = logits_of(make_gpt(), {'params': params}, make_tokens())
   assert {
@@ -376,7 +358,7 @@ def test_attention_of_bfloat16_stays_bfloat16_and_sums_in_float32():
 
 def test_too_long_a_sequence_is_refused():
   model = make_gpt()
-  params = make_params(model)
+  params = make_params(model.config)
   with pytest.raises(ValueError, match='has 17 tokens and the model 16 posit'):
     model.apply({'params': params}, make_tokens(length=17))
 

@@ -82,6 +82,12 @@ def make_run(
   return read.read_run(workdir)
 
 
+def short_run(workdir, evaluated, **fields):
+  """A dense run whose last evaluation is given."""
+  steps = evaluated['step']
+  return make_run(workdir, [phase('pre', 0, steps, 0.0)], [evaluated], **fields)
+
+
 def records(name, count=25):
   return [
       {
@@ -247,9 +253,8 @@ def test_the_past_phases_of_a_resumed_run_are_counted_once(runs, tmp_path):
 
 
 def test_the_report_names_a_start_whose_cost_is_not_recorded(tmp_path):
-  imported = make_run(
-      tmp_path / 'imported', [phase('pre', 0, 50, 0.0)],
-      [evaluation(50, 8.0, 8.0)],
+  imported = short_run(
+      tmp_path / 'imported', evaluation(50, 8.0, 8.0),
       before=SpentBefore('runs/hf', is_recorded=False),
   )
   text = write_report(tmp_path / 'report', {'imported': imported}).read_text()
@@ -323,9 +328,9 @@ def test_losses_on_different_corpora_are_not_compared(tmp_path, runs):
       bigram={'validation/perplexity': 10.0},
       data={'corpus': 'text', 'tokenizer': 'bpe-300', 'task': 'e2e'},
   )
-  tuned = make_run(
-      tmp_path / 'tuned', [phase('pre', 0, 100, 0.0)],
-      [evaluation(100, 8.0, 2.0)], data=DATA | {'task': 'dart'},
+  tuned = short_run(
+      tmp_path / 'tuned', evaluation(100, 8.0, 2.0),
+      data=DATA | {'task': 'dart'},
   )
   reported = {'dense': runs['dense'], 'other': other, 'tuned': tuned}
   text = write_report(tmp_path / 'report', reported).read_text()
@@ -370,10 +375,8 @@ def test_statements_are_computed_from_the_runs(tmp_path, runs):
 
 
 def test_a_run_that_loses_to_the_bigram_is_reported(tmp_path):
-  run = make_run(
-      tmp_path / 'bad',
-      [phase('pre', 0, 10, 0.0)],
-      [evaluation(10, 51.0, 9.0)],
+  run = short_run(
+      tmp_path / 'bad', evaluation(10, 51.0, 9.0),
       bigram={'validation/perplexity': 50.0},
   )
   text = write_report(tmp_path / 'report', {'bad': run}).read_text()
@@ -408,10 +411,8 @@ def test_the_last_ten_generations_are_shown_with_their_references(runs):
 def test_generations_are_cut_to_the_width_of_a_cell(tmp_path):
   long = ''.join(chr(ord('a') + i % 26) for i in range(500))
   record = {'context': 'f()', 'reference': [long], 'generation': '  Go.\n'}
-  run = make_run(
-      tmp_path / 'long',
-      [phase('pre', 0, 10, 0.0)],
-      [evaluation(10, 51.0, 9.0)],
+  run = short_run(
+      tmp_path / 'long', evaluation(10, 51.0, 9.0),
       generations=[(10, [record])],
   )
   (row,) = cells(generations_table({'long': run}))
@@ -421,10 +422,8 @@ def test_generations_are_cut_to_the_width_of_a_cell(tmp_path):
 
 
 def test_a_generation_is_matched_by_its_context(tmp_path, runs):
-  other = make_run(
-      tmp_path / 'other',
-      [phase('pre', 0, 10, 0.0)],
-      [evaluation(10, 51.0, 9.0)],
+  other = short_run(
+      tmp_path / 'other', evaluation(10, 51.0, 9.0),
       generations=[(10, records('other', 3)[::-1])],
   )
   rows = cells(generations_table({'dense': runs['dense'], 'other': other}))

@@ -9,6 +9,7 @@ from spdf_jax import files
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import read_run
 from spdf_jax.training.loop import metrics
+from tests.refusals import refuse
 
 PHASE = {
     'name': 'sparse',
@@ -100,8 +101,7 @@ def test_a_phase_includes_its_last_step_but_not_its_start(tmp_path):
     ('{"step": 1}\n{"st\n', 'line 2 cannot be read'),
 ])
 def test_broken_metrics_are_refused(tmp_path, rows, message):
-  with pytest.raises(ValueError, match=message):
-    read_run(write(tmp_path, rows))
+  refuse(message, read_run, write(tmp_path, rows))
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,7 @@ def test_broken_metrics_are_refused(tmp_path, rows, message):
     ],
 )
 def test_a_broken_plan_is_refused(tmp_path, plan, message):
-  with pytest.raises(ValueError, match=message):
-    read_run(write(tmp_path, [{'step': 1}], plan))
+  refuse(message, read_run, write(tmp_path, [{'step': 1}], plan))
 
 
 @pytest.fixture
@@ -157,8 +156,7 @@ def test_flipped_bits_are_refused_or_warned_of(finished, name, caplog):
 def test_a_pipe_in_the_place_of_generations_is_refused(finished):
   (finished / 'generations').mkdir()
   os.mkfifo(finished / 'generations' / 'step_00000003.jsonl')
-  with pytest.raises(ValueError, match='step_00000003.jsonl is a pipe or a'):
-    read_run(finished)
+  refuse('step_00000003.jsonl is a pipe or a', read_run, finished)
 
 
 @pytest.mark.parametrize('name', ['plan.json', 'metrics.jsonl'])

@@ -14,6 +14,7 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity import storage
+from tests.sparse_loop import trajectory
 
 GUIDES = pathlib.Path(__file__).parents[2] / 'experiments' / 'guides'
 PARAMS = {
@@ -39,19 +40,13 @@ def grads_at(step, params):
   return jax.tree.map(lambda p: jnp.sin(3 * p + step) + 0.1, params)
 
 
-def train(algorithm, steps, wrap=lambda tx: tx):
-  """Yields (params, state, grads) of every step."""
-  tx = wrap(spdf.sparsify(optax.sgd(0.1), algorithm, key=0))
-  state = tx.init(PARAMS)
-  params = spdf.apply_mask(PARAMS, spdf.get_mask(state))
-  update = jax.jit(tx.update)
-  for step in range(steps):
-    grads = grads_at(step, params)
-    yield params, state, grads
-    updates, state = update(grads, state, params)
-    params = optax.apply_updates(params, updates)
+def train(algorithm, steps, params=PARAMS):
+  """Yields (params, state, grads) before each step, and after the last."""
+  tx = spdf.sparsify(optax.sgd(0.1), algorithm, key=0)
+  pairs = trajectory(tx, params, grads_at, steps)
+  for step, (params, state) in enumerate(pairs):
     spdf.check_zeros(params, state)
-  yield params, state, None
+    yield params, state, grads_at(step, params)
 
 
 def largest(scores, count):
@@ -103,15 +98,12 @@ def test_pruning_by_importance_follows_its_schedule():
 @pytest.mark.parametrize('backward', [0.5, 0.0])
 def test_top_kast_keeps_a_forward_and_a_wider_backward_mask(backward):
   algorithm = examples()['top_kast'](0.9, backward)
-  for params, state, grads in train(algorithm, 4):
-    if grads is None:
-      break
+  for _, state, _ in train(algorithm, 4):
     assert state.mask['o'].all()
     masks = state.algorithm_state
     assert masks['forward']['o'].sum() == 128 - round(0.9 * 128)
     assert masks['backward']['o'].sum() == 128 - round(backward * 128)
     assert not (masks['forward']['o'] & ~masks['backward']['o']).any()
-    del params
 
 
 def averaging(sparsity=0.5):
@@ -135,13 +127,7 @@ def test_members_of_join_and_partition_have_states_of_their_own():
   (momentum,) = state.algorithm_state.values()
   assert list(state.algorithm_state) == ['a.momentum']
   assert momentum['o'] is None and momentum['h']['w'].shape == (8, 16)
-  alone = {'h': PARAMS['h']}
-  tx = spdf.sparsify(optax.sgd(0.1), averaging(), key=0)
-  update, own = jax.jit(tx.update), tx.init(alone)
-  params = spdf.apply_mask(alone, spdf.get_mask(own))
-  for step in range(6):
-    updates, own = update(grads_at(step, params), own, params)
-    params = optax.apply_updates(params, updates)
+  *_, (_, own, _) = train(averaging(), 6, {'h': PARAMS['h']})
   np.testing.assert_array_equal(
       own.algorithm_state['momentum']['h']['w'], momentum['h']['w']
   )

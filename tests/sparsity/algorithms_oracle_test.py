@@ -290,6 +290,16 @@ def test_iterative_model_wide_prunes_a_share_of_all_that_remains(
     assert total - round(sparsity * total) == left
 
 
+def update_model_wide(algorithm, sparsity, params, grads, mask):
+  """Returns the masks of an update, and those of pruning by the oracle."""
+  updated = algorithm.update(
+      jax.random.key(0), jnp.int32(30), mask, params, grads
+  )
+  total = kept(sparsity(30), (1, sum(w.size for w in layers(params))))
+  magnitudes = [np.abs(w) for w in layers(params)]
+  return layers(updated), top_of_model(magnitudes, total, layers(mask))
+
+
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.integers(0, 999), st.sampled_from([None, 2]))
 def test_model_wide_sparsities_prune_the_least_of_all_layers(seed, ties):
@@ -297,13 +307,8 @@ def test_model_wide_sparsities_prune_the_least_of_all_layers(seed, ties):
   algorithm = spdf.gmp(sparsity, distribution=spdf.model_wide, **TIMES)
   params, grads, mask = make_trees(seed, ties, 0.0)
   params['h_1'] = params['h_1'] * 2**-9  # One weight of the layer remains.
-  step = jnp.int32(30)
-  updated = algorithm.update(jax.random.key(0), step, mask, params, grads)
-  total = kept(sparsity(30), (1, sum(w.size for w in layers(params))))
-  wanted = top_of_model(
-      [np.abs(w) for w in layers(params)], total, layers(mask)
-  )
-  for one, other in zip(layers(updated), wanted):
+  masks = update_model_wide(algorithm, sparsity, params, grads, mask)
+  for one, other in zip(*masks):
     np.testing.assert_array_equal(one, other)
 
 
@@ -316,14 +321,10 @@ def test_granet_model_wide_prunes_the_model_and_regrows_in_layers(seed):
       **TIMES,
   )
   params, grads, mask = make_trees(seed, None, 0.5)
-  step = jnp.int32(30)
-  updated = algorithm.update(jax.random.key(0), step, mask, params, grads)
-  total = kept(sparsity(30), (1, sum(w.size for w in layers(params))))
-  pruned = top_of_model(
-      [np.abs(w) for w in layers(params)], total, layers(mask)
+  updated, pruned = update_model_wide(
+      algorithm, sparsity, params, grads, mask
   )
-  assert sum(m.sum() for m in layers(updated)) == total
-  for m, w, g, old in zip(*map(layers, (updated, params, grads)), pruned):
+  for m, w, g, old in zip(updated, layers(params), layers(grads), pruned):
     number = int(old.sum())
     survivors = top(np.abs(w), number - share(0.3, number), old)
     grown = top(np.abs(g), number - survivors.sum(), ~survivors)

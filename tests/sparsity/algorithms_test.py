@@ -10,6 +10,7 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax import structures
 from tests import sparse_parabola as parabola
+from tests.sparse_loop import trajectory
 
 TIMES = parabola.TIMES
 INTEGERS = [np.int64, np.uint8, np.array, jnp.array]
@@ -41,11 +42,9 @@ def test_integers_of_all_kinds_are_read_as_ints_and_bools_are_refused(name):
     w = jnp.asarray(np.random.default_rng(0).normal(size=(8, 12)))
     params = {'w': w[None] if given.pop('stack', 0) else w}
     tx = spdf.sparsify(given.pop('inner'), given.pop('algorithm'), **given)
-    state = tx.init(params)
-    params = spdf.apply_mask(params, spdf.get_mask(state))
-    for _ in range(7):
-      updates, state = tx.update(params, state, params)
-      params = optax.apply_updates(params, updates)
+    *_, (params, state) = trajectory(
+        tx, params, lambda _, params: params, 7, jit=lambda update: update
+    )
     return params, spdf.get_mask(state)
 
   expected = train(int)

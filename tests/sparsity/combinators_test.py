@@ -7,23 +7,19 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from tests.sparse_loop import trajectory
 
 PARAMS = {'w': jnp.linspace(-1, 1, 64).reshape(8, 8), 'b': jnp.zeros(8)}
 
 
-def run(algorithm, steps, learning_rate=0.1, optimizer=optax.adam):
+def run(algorithm, steps):
   """Trains a parabola; returns parameters and masks after every step."""
-  tx = spdf.sparsify(optimizer(learning_rate), algorithm, key=3)
-  params, state = PARAMS, tx.init(PARAMS)
-  params = spdf.apply_mask(params, spdf.get_mask(state))
-  update = jax.jit(tx.update)
-  history = []
-  for _ in range(steps):
-    grads = jax.tree.map(lambda p: p - 2.0, params)
-    updates, state = update(grads, state, params)
-    params = optax.apply_updates(params, updates)
-    history.append((params, spdf.get_mask(state)['w'], state))
-  return history
+  tx = spdf.sparsify(optax.adam(0.1), algorithm, key=3)
+  pull = lambda _, params: jax.tree.map(lambda p: p - 2.0, params)
+  return [
+      (params, spdf.get_mask(state)['w'], state)
+      for params, state in trajectory(tx, PARAMS, pull, steps)
+  ][1:]
 
 
 def test_kept_counts_are_exact_in_every_segment_of_join():
@@ -94,22 +90,16 @@ def two(attention, rest, labels=LABELS):
   return spdf.partition({'attention': attention, 'rest': rest}, labels)
 
 
-def train(algorithm, steps, params=LAYERS, inner=None, **options):
+def train(algorithm, steps):
   """Pulls weights to different targets; returns masks and parameters."""
-  tx = spdf.sparsify(inner or optax.sgd(0.1), algorithm, key=3, **options)
-  state = tx.init(params)
-  params = spdf.apply_mask(params, spdf.get_mask(state))
-  update = jax.jit(tx.update)
-  target = jax.tree.map(
-      lambda p: jnp.cos(jnp.arange(p.size)).reshape(p.shape), params
+  tx = spdf.sparsify(optax.sgd(0.1), algorithm, key=3)
+  pull = lambda _, params: jax.tree.map(
+      lambda p: p - jnp.cos(jnp.arange(p.size)).reshape(p.shape), params
   )
-  history = [(spdf.get_mask(state), params, state)]
-  for _ in range(steps):
-    grads = jax.tree.map(lambda p, t: p - t, params, target)
-    updates, state = update(grads, state, params)
-    params = optax.apply_updates(params, updates)
-    history.append((spdf.get_mask(state), params, state))
-  return history
+  return [
+      (spdf.get_mask(state), params, state)
+      for params, state in trajectory(tx, LAYERS, pull, steps)
+  ]
 
 
 def kept(mask):

@@ -12,6 +12,8 @@ import spdf_jax as spdf
 from spdf_jax.sparsity import storage
 from spdf_jax.sparsity import tracking
 from spdf_jax.sparsity.state import stored_mask
+from tests.refusals import refuse
+from tests.sparse_loop import trajectory
 from tests.tiers import slow_except
 from tests.tiny_run import assert_same_arrays
 
@@ -166,22 +168,22 @@ def test_the_state_of_a_layer_takes_few_bytes_per_weight(sparsity, most):
     'muon', 'factored', 'adafactor', 'unit norms', 'rms', 'high rms',
 ])
 def test_optimizers_that_need_the_matrix_are_refused(inner):
-  tx, params, state = start(inner)
+  refuse_packed('works on whole matrices.*adamw|AdamW', inner)
+
+
+def refuse_packed(message, *given):
+  """Asserts that an update of packed parameters is refused."""
+  tx, params, state = start(*given)
   _, values = grads_at(0, spdf.get_mask(state))
   packed, packed_state = storage.pack_state(params, state)
-  with pytest.raises(ValueError, match='works on whole matrices.*adamw|AdamW'):
-    jax.eval_shape(tx.update, values, packed_state, packed)
+  refuse(message, jax.eval_shape, tx.update, values, packed_state, packed)
 
 
 def test_an_algorithm_that_skips_steps_is_refused():
   rigl = spdf.rigl(
       0.5, update_every=2, update_until=4, skip_gradient_step=True
   )
-  tx, params, state = start(optax.adam(0.1), rigl)
-  _, values = grads_at(0, spdf.get_mask(state))
-  packed, packed_state = storage.pack_state(params, state)
-  with pytest.raises(ValueError, match='skips steps'):
-    tx.update(values, packed_state, packed)
+  refuse_packed('skips steps', optax.adam(0.1), rigl)
 
 
 def test_packing_more_weights_than_the_given_size_is_refused():
@@ -192,8 +194,7 @@ def test_packing_more_weights_than_the_given_size_is_refused():
 
 def test_a_packed_state_is_not_made_dense_by_its_mask_alone():
   _, params, state = start(optax.adam(0.1))
-  with pytest.raises(ValueError, match='unpack it first'):
-    spdf.densify(storage.pack_state(params, state)[1])
+  refuse('unpack it first', spdf.densify, storage.pack_state(params, state)[1])
 
 
 @pytest.mark.parametrize('wrap', [
@@ -208,12 +209,9 @@ def test_state_outside_of_sparsify_stays_dense_and_loses_nothing(wrap):
   tx = wrap(
       spdf.sparsify(optax.adam(0.1), algorithm, where=where, key=0), algorithm
   )
-  params = draw(0)
-  state = tx.init(params)
-  params = spdf.apply_mask(params, spdf.get_mask(state))
-  for step in range(3):
-    updates, state = tx.update(draw(step + 1), state, params)
-    params = optax.apply_updates(params, updates)
+  *_, (params, state) = trajectory(
+      tx, draw(0), lambda step, _: draw(step + 1), 3
+  )
   packed = storage.pack_state(params, state)
   assert_same_arrays(storage.unpack_state(*packed), (params, state))
 
@@ -260,5 +258,4 @@ def test_dense_updates_of_packed_parameters_are_refused():
       optax.adam(0.1), spdf.static(0.6), where=where, key=0
   ))
   packed, state = storage.pack_state(params, tx.init(params))
-  with pytest.raises(ValueError, match='updates .* pack the grad'):
-    tx.update(draw(1), state, packed)
+  refuse('updates .* pack the grad', tx.update, draw(1), state, packed)

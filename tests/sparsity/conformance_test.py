@@ -248,17 +248,6 @@ def test_bfloat16_parameters_keep_their_dtype_and_exact_zeros(algorithm):
     assert counts == case.kept(max(i - 1, 0))[0]
 
 
-def test_a_transformation_after_sparsify_loses_the_zeros():
-  # No error is raised: `sparsify` must be the last one of a chain.
-  tx = optax.chain(
-      spdf.sparsify(optax.adamw(0.1), CASES['gmp'].make(), key=0),
-      optax.scale(2.0),
-  )
-  *_, (params, state) = train(tx, make_params(), 5)
-  with pytest.raises(AssertionError):
-    assert_zero_off_mask(params, spdf.get_mask(state))
-
-
 @pytest.mark.parametrize('algorithm', ['rigl', 'gmp', 'hard_threshold'])
 def test_frozen_modules_keep_every_weight(algorithm):
   case = CASES[algorithm]

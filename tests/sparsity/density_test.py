@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from tests.refusals import refuse
 
 _normal = np.random.default_rng(0).standard_normal
 PARAMS = {
@@ -113,18 +114,14 @@ def test_scaled_initial_weights_are_zero_where_they_were():
     ),
 ])
 def test_numbers_out_of_range_are_refused(wrong, message):
-  with pytest.raises(ValueError, match=message):
-    spdf.scale_by_density(**wrong)
-  with pytest.raises(ValueError, match=message):
-    spdf.scale_init(PARAMS, {'wi': PARAMS['wi'] > 0}, **wrong)
+  refuse(message, spdf.scale_by_density, **wrong)
+  refuse(message, spdf.scale_init, PARAMS, {'wi': PARAMS['wi'] > 0}, **wrong)
 
 
 def test_another_where_than_that_of_sparsify_is_refused():
   scale = spdf.scale_by_density(1.0, where={'layers': True})
   tx = spdf.sparsify(scale, spdf.static(0.5), where={'wi': True}, key=0)
   message = "where selects no matrix in 'wi', which sparsify prunes; give both"
-  with pytest.raises(ValueError, match=message):
-    tx.update(GRADS, tx.init(PARAMS), PARAMS)
+  refuse(message, tx.update, GRADS, tx.init(PARAMS), PARAMS)
   mask = {'wi': PARAMS['wi'] > 0, 'layers': None, 'bias': None}
-  with pytest.raises(ValueError, match=message):
-    spdf.scale_init(PARAMS, mask, 1.0, where={'layers': True})
+  refuse(message, spdf.scale_init, PARAMS, mask, 1.0, where={'layers': True})

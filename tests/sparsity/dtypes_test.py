@@ -8,6 +8,7 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax.sparsity import topk
+from tests.sparse_loop import trajectory
 from tests.tiers import slow_except
 
 TIMES = dict(update_every=2, update_until=6)
@@ -78,13 +79,7 @@ def train(algorithm, dtype, steps=7, key=0):
     return {'a': jnp.asarray(x, dtype), 'b': jnp.asarray(x.T + 1, dtype)}
 
   tx = spdf.sparsify(optax.sgd(0.1, momentum=0.9), algorithm, key=key)
-  params = draw()
-  state = tx.init(params)
-  params = spdf.apply_mask(params, spdf.get_mask(state))
-  update = jax.jit(tx.update)
-  for _ in range(steps):
-    updates, state = update(draw(), state, params)
-    params = optax.apply_updates(params, updates)
+  *_, (params, state) = trajectory(tx, draw(), lambda *_: draw(), steps)
   spdf.check_zeros(params, state)
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
   return spdf.get_mask(state)

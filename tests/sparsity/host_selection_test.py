@@ -31,7 +31,7 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import selection_report
-from spdf_jax.sparsity.trees import path_name
+from spdf_jax.sparsity.trees import by_name
 
 GUIDE = pathlib.Path(__file__).parents[2] / 'experiments/guides/hosts.md'
 TREES = pathlib.Path(__file__).with_name('host_trees.json')
@@ -91,13 +91,9 @@ def recommended():
 
 def selected(where, params):
   """Returns the axes of the selected leaves, by path."""
-  paths = [
-      path_name(path).removesuffix('/value')
-      for path, _ in jax.tree_util.tree_leaves_with_path(params)
-  ]
   return {
-      path: axes for path, axes in zip(
-          paths, selection.select(where, params)
+      path.removesuffix('/value'): axes for path, axes in zip(
+          by_name(params), selection.select(where, params)
       ) if axes
   }
 
@@ -149,8 +145,8 @@ def test_models_of_other_frameworks_keep_exact_counts(host, recommended):
   mask = jax.jit(lambda: spdf.get_mask(tx.init(jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype), params_of(host)
   ))))()
-  for path, kept in jax.tree_util.tree_leaves_with_path(mask):
-    shape, axes = HOSTS[host][path_name(path)]
+  for path, kept in by_name(mask).items():
+    shape, axes = HOSTS[host][path]
     inside = tuple(i for i, axis in enumerate(axes) if axis != 'l')
     size = math.prod(shape[i] for i in inside)
     assert set(kept.sum(inside).ravel().tolist()) == {size // 4}, path

@@ -8,6 +8,7 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax.sparsity.counts import sparsities_of
+from tests.refusals import refuse
 
 PARAMS = {
     'h_0': {'wi': jnp.ones((8, 16)), 'bias': jnp.ones(16)},
@@ -73,18 +74,15 @@ def test_a_given_mask_under_model_wide_needs_the_count_of_the_model():
   )
   actual = start(None, algorithm=wide(0.75))
   jax.tree.map(np.testing.assert_array_equal, actual, mask)
-  with pytest.raises(ValueError, match='keeps 64 of 256.*requires 128'):
-    start(None, algorithm=wide(0.5))
+  refuse('keeps 64 of 256.*requires 128', start, None, algorithm=wide(0.5))
 
 
 def test_a_given_mask_is_checked_under_jit_as_well():
   init = spdf.init.given(draw())
   tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.75, init=init), key=0)
   message = "mask of 'h_1/wi' keeps 64 of 128 weights, but sparsity=0.75 req"
-  with pytest.raises(ValueError, match=message):
-    jax.jit(tx.init)(PARAMS)
-  with pytest.raises(ValueError, match=r'that of the mask, 0.5 here'):
-    jax.eval_shape(tx.init, PARAMS)
+  refuse(message, jax.jit(tx.init), PARAMS)
+  refuse(r'that of the mask, 0.5 here', jax.eval_shape, tx.init, PARAMS)
 
 
 @pytest.mark.parametrize('change, message', [
@@ -102,8 +100,8 @@ def test_a_given_mask_is_checked_under_jit_as_well():
 def test_a_mask_that_does_not_fit_is_refused(change, message):
   mask = draw()
   change(mask)
-  with pytest.raises(ValueError, match=message):
-    start(spdf.init.given(mask), {'h_0': 0.75, 'h_1': 0.5})
+  given = lambda: start(spdf.init.given(mask), {'h_0': 0.75, 'h_1': 0.5})
+  refuse(message, given)
 
 
 @pytest.mark.parametrize('scale', [1, 2.0**-140])  # Also denormal weights.
@@ -157,8 +155,7 @@ def test_masks_in_a_structure_are_taken_and_others_refused():
           False
       ).at[-1, -1].set(True), mask,
   )
-  with pytest.raises(ValueError, match="mask of 'h_0/wi' keeps"):
-    using(spdf.init.given(other))
+  refuse("mask of 'h_0/wi' keeps", using, spdf.init.given(other))
   params = spdf.apply_mask(PARAMS, other)
   algorithm = spdf.static(sparsity, structure=structure, init=spdf.init.nonzero)
   with pytest.raises(ValueError, match="parameters of 'h_0/wi' keeps"):

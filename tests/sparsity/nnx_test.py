@@ -12,6 +12,7 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax.sparsity import statistics
+from tests.sparse_loop import trajectory
 
 TIMES = dict(update_every=2, update_until=6)
 
@@ -149,12 +150,9 @@ def test_boxes_of_linen_train_as_the_arrays_in_them(name, make):
     tx = spdf.sparsify(
         optax.adamw(1e-2), make(), key=3, track=True, **BOXED[name]
     )
-    state = jax.jit(tx.init)(params)
-    params = spdf.apply_mask(params, spdf.get_mask(state))
-    for _ in range(4):
-      grads = jax.grad(loss)(params)
-      updates, state = jax.jit(tx.update)(grads, state, params)
-      params = optax.apply_updates(params, updates)
+    *_, (params, state) = trajectory(
+        tx, params, lambda _, params: jax.grad(loss)(params), 4
+    )
     spdf.check_zeros(params, state)
     mask = spdf.get_mask(state)
     sparsity = spdf.summarize(mask, params).sparsity

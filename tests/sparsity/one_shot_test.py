@@ -10,6 +10,7 @@ import pytest
 from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import one_shot
 from spdf_jax.sparsity import structures
+from tests.refusals import refuse
 from tests.tiers import ci_except
 from tests.tiers import slow_except
 
@@ -39,6 +40,13 @@ def statistics_of(pruner, x):
   for part in np.split(x, [7, 20]):
     total = pruner.statistics(jnp.asarray(part), total)
   return total
+
+
+def prune(pruner, w, x, sparsity):
+  """Prunes a layer by the statistics of one batch."""
+  return pruner.prune(
+      jnp.asarray(w), pruner.statistics(jnp.asarray(x)), sparsity
+  )
 
 
 def lowest(scores, number):
@@ -150,10 +158,7 @@ def test_float32_agrees_with_float64(name):
       magnitude=magnitude_oracle, wanda=wanda_oracle,
       sparsegpt=lambda *layer: sparsegpt_oracle(*layer, block_size=128)[1],
   )[name]
-  _, mask = pruner.prune(
-      jnp.asarray(w, jnp.float32),
-      pruner.statistics(jnp.asarray(x, jnp.float32)), sparsity,
-  )
+  _, mask = prune(pruner, np.float32(w), np.float32(x), sparsity)
   assert (mask == oracle(w, x, sparsity)).mean() >= 0.999
 
 
@@ -164,11 +169,9 @@ def test_half_precision_is_pruned_as_its_float32_copy(name, dtype):
   w, x, sparsity = draw_layer(0)
   w, x = jnp.asarray(w, dtype), 300 * jnp.asarray(x, dtype)  # x**2 > 65504.
   pruner = one_shot.PRUNERS[name]()
-  pruned, mask = pruner.prune(w, pruner.statistics(x), sparsity)
-  x32 = x.astype(jnp.float32)
-  expected, kept = pruner.prune(
-      w.astype(jnp.float32), pruner.statistics(x32), sparsity
-  )
+  pruned, mask = prune(pruner, w, x, sparsity)
+  w, x = w.astype('float32'), x.astype('float32')
+  expected, kept = prune(pruner, w, x, sparsity)
   assert pruned.dtype == dtype
   np.testing.assert_array_equal(mask, kept)
   np.testing.assert_array_equal(pruned, expected.astype(dtype))
@@ -179,10 +182,7 @@ def test_the_update_lowers_the_error_of_the_outputs():
   w, x, sparsity = draw_layer(1)
   errors = []
   for name in ('magnitude', 'wanda', 'sparsegpt'):
-    pruner = one_shot.PRUNERS[name]()
-    pruned, _ = pruner.prune(
-        jnp.asarray(w), pruner.statistics(jnp.asarray(x)), sparsity
-    )
+    pruned, _ = prune(one_shot.PRUNERS[name](), w, x, sparsity)
     errors.append(np.square(x @ (pruned - w)).sum())
   assert errors[0] > errors[1] > errors[2]
 
@@ -191,10 +191,7 @@ def test_inputs_that_are_always_zero_are_pruned():
   w, x, sparsity = draw_layer(1)
   x[:, 5] = 0
   with jax.enable_x64(True):
-    pruner = one_shot.sparsegpt(block_size=16)
-    pruned, mask = pruner.prune(
-        jnp.asarray(w), pruner.statistics(jnp.asarray(x)), sparsity
-    )
+    pruned, mask = prune(one_shot.sparsegpt(block_size=16), w, x, sparsity)
   expected, kept = sparsegpt_oracle(w, x, sparsity)
   np.testing.assert_array_equal(mask, kept)
   np.testing.assert_allclose(pruned, expected, atol=1e-6)
@@ -206,18 +203,16 @@ def test_a_hessian_without_a_factor_is_damped_more_with_a_warning(caplog):
   w = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
   x = 1e3 * np.ones((8, 600), np.float32)  # Of rank one.
   # So small a damping is lost in the rounding of 600 columns.
-  pruned = prune_with(1e-7, w, x)
+  prune_with = lambda damping: prune(
+      one_shot.sparsegpt(damping=damping), w, x, 0.5
+  )[0]
+  pruned = prune_with(1e-7)
   assert np.isfinite(pruned).all()
   said = re.search(
       'has no Cholesky factor at a damping of 1e-07; that of (.*) is used',
       caplog.text,
   )
-  np.testing.assert_array_equal(pruned, prune_with(float(said[1]), w, x))
-
-
-def prune_with(damping, w, x):
-  pruner = one_shot.sparsegpt(damping=damping)
-  return pruner.prune(jnp.asarray(w), pruner.statistics(jnp.asarray(x)), 0.5)[0]
+  np.testing.assert_array_equal(pruned, prune_with(float(said[1])))
 
 
 @pytest.mark.parametrize('sparsity, message', [
@@ -229,15 +224,12 @@ def prune_with(damping, w, x):
 @pytest.mark.parametrize('name', one_shot.PRUNERS)
 def test_other_sparsities_are_refused(name, sparsity, message):
   w, x, _ = draw_layer(0)
-  pruner = one_shot.PRUNERS[name]()
-  with pytest.raises(ValueError, match=message):
-    pruner.prune(jnp.asarray(w), pruner.statistics(jnp.asarray(x)), sparsity)
+  refuse(message, prune, one_shot.PRUNERS[name](), w, x, sparsity)
 
 
 @pytest.mark.parametrize('name', ['wanda', 'sparsegpt'])
 def test_inputs_that_are_not_finite_are_refused(name):
   w, x, sparsity = draw_layer(0)
   x[3, 4] = np.nan
-  pruner = one_shot.PRUNERS[name]()
-  with pytest.raises(ValueError, match='are not finite; look for NaN in the w'):
-    pruner.prune(jnp.asarray(w), pruner.statistics(jnp.asarray(x)), sparsity)
+  refuse('are not finite; look for NaN in the w', prune,
+         one_shot.PRUNERS[name](), w, x, sparsity)

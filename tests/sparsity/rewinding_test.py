@@ -1,5 +1,7 @@
 """Rewinding: rounds, the sawtooth of learning rates, weights set back."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,6 +17,8 @@ from spdf_jax.sparsity.algorithms.iterative import round_starts
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.rewinding import rewind_schedule
 from spdf_jax.sparsity.rewinding import rewind_weights
+from tests.sparse_loop import main_computation
+from tests.sparse_loop import trajectory
 
 ROUNDS = (Round(5), Round(4, 0.25, 2), Round(3, 0.5, 1))
 STARTS = round_starts(ROUNDS)[1:]
@@ -29,15 +33,9 @@ MANY_ROUNDS = st.lists(
 
 def train(tx, steps, params=PARAMS):
   """Trains weights towards two; returns those before and after each step."""
-  state = tx.init(params)
-  update = jax.jit(tx.update)
-  history = []
-  for _ in range(steps):
-    grads = jax.tree.map(lambda p: p - 2, params)
-    updates, state = update(grads, state, params)
-    before, params = params, optax.apply_updates(params, updates)
-    history.append((before, params, state))
-  return history
+  pull = lambda _, params: jax.tree.map(lambda p: p - 2, params)
+  pairs = itertools.pairwise(trajectory(tx, params, pull, steps))
+  return [(before, *after) for (before, _), after in pairs]
 
 
 def rewound(steps=12, rounds=ROUNDS, snapshot_at=2, params=PARAMS, **options):
@@ -135,15 +133,6 @@ def test_ordinary_steps_copy_no_parameters():
       spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0), STARTS,
       snapshot_at=2,
   )
-  params = {'w': jnp.ones((128, 256))}
-
-  def step(params, state, grads):
-    updates, state = tx.update(grads, state, params)
-    return optax.apply_updates(params, updates), state
-
-  compiled = jax.jit(step, donate_argnums=(0, 1)).lower(
-      params, tx.init(params), params
-  ).compile()
-  main = compiled.as_text().partition('ENTRY')[2]
-  assert 'conditional(' in main
-  assert not [x for x in main.splitlines() if '[128,256]' in x and 'copy(' in x]
+  main = main_computation(tx, {'w': jnp.ones((128, 256))})
+  assert [x for x in main if 'conditional(' in x]
+  assert not [x for x in main if '[128,256]' in x and 'copy(' in x]

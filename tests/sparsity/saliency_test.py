@@ -9,6 +9,7 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax.sparsity import initial_masks
 from spdf_jax.sparsity.counts import number_kept
+from tests.refusals import refuse
 
 SIZES = (6, 10, 7, 3)
 
@@ -241,8 +242,7 @@ def test_saliency_of_other_leaves_than_those_to_prune_is_refused():
       dict(where=out), dict(groups=[('out', 'a'), ('*', 'b')]),
       dict(where=out, groups=[('mlp/*', 'a'), ('*', 'b')]),
   ):
-    with pytest.raises(ValueError, match="and the algorithm prunes .* there; "):
-      masks(**arguments)
+    refuse("and the algorithm prunes .* there; ", masks, **arguments)
   mask = masks(where=out, groups=[('out', 'a'), ('*', 'b')])
   assert int(mask['out'].sum()) == 32 and mask['mlp']['w'].all()
 
@@ -259,8 +259,7 @@ def test_saliency_of_other_leaves_than_those_to_prune_is_refused():
 ])
 def test_scores_that_make_no_sense_are_refused(arguments, message):
   params, batch = quadratic_problem()
-  with pytest.raises(ValueError, match=message):
-    saliency_mask(*arguments, as_jax(params), as_jax(batch), 0.5)
+  refuse(message, saliency_mask, *arguments, as_jax(params), as_jax(batch), 0.5)
 
 
 @pytest.mark.ci

@@ -10,6 +10,9 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax.sparsity.selection import select
+from spdf_jax.sparsity.trees import by_name
+from tests.refusals import refuse
+from tests.sparse_loop import trajectory
 
 Muon = optax.contrib.MuonDimensionNumbers
 
@@ -30,12 +33,10 @@ PARAMS = {
 
 
 def chosen(where, params=PARAMS):
-  names = [
-      jax.tree_util.keystr(path, simple=True, separator='/')
-      for path, _ in jax.tree_util.tree_leaves_with_path(params)
-  ]
   return {
-      name: axes[:2] for name, axes in zip(names, select(where, params)) if axes
+      name: axes[:2] for name, axes in zip(
+          by_name(params), select(where, params)
+      ) if axes
   }
 
 
@@ -140,8 +141,7 @@ def test_true_selects_matrices_below_a_path_and_no_vectors():
     ({'*': spdf.where.hidden_matrices, '*/q': False}, 'matches none'),
 ])
 def test_a_pattern_that_changes_nothing_is_refused(where, message):
-  with pytest.raises(ValueError, match=f'has the pattern .* {message}'):
-    select(where, PARAMS)
+  refuse(f'has the pattern .* {message}', select, where, PARAMS)
 
 
 @pytest.mark.parametrize('path, shape, expected', [
@@ -281,12 +281,7 @@ def test_a_bare_array_trains():
   times = dict(update_every=1, update_until=3)
   tx = spdf.sparsify(optax.adam(0.1), spdf.rigl(0.75, **times), key=0)
   w = jax.random.normal(jax.random.key(0), (8, 8))
-  state = tx.init(w)
-  w = spdf.apply_mask(w, spdf.get_mask(state))
-  update = jax.jit(tx.update)
-  for _ in range(4):
-    updates, state = update(w + 1, state, w)
-    w = optax.apply_updates(w, updates)
+  *_, (w, state) = trajectory(tx, w, lambda _, w: w + 1, 4)
   spdf.check_zeros(w, state)
   assert np.count_nonzero(w) <= int(spdf.get_mask(state).sum()) == 16
 
@@ -305,7 +300,6 @@ def test_a_module_with_an_attribute_called_value_is_refused():
 
 def test_a_selection_of_less_than_half_of_the_matrices_is_refused():
   params = {'Conv_1': leaf(3, 3, 8, 8), 'Dense_0': leaf(8, 10)}
-  with pytest.raises(ValueError, match='leaves 87.8% .* dense, .* Conv_*'):
-    init(params)
+  refuse('leaves 87.8% .* dense, .* Conv_*', init, params)
   mask = spdf.get_mask(init(params, spdf.where.convolutions))
   assert mask['Conv_1'].sum() == 288

@@ -17,6 +17,7 @@ from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.counts import fixed
 from spdf_jax.sparsity.counts import fraction_of
 from spdf_jax.sparsity.distributions import ModelWide
+from tests.refusals import refuse
 
 SHAPE = (2, 8, 12)
 
@@ -151,10 +152,8 @@ def test_sparsities_that_a_structure_cannot_have_are_named():
       jax.random.key(0), jnp.zeros(SHAPE), sparsity,
       structure=structures.n_of_m(1, 3, 'outputs'),
   )
-  with pytest.raises(ValueError, match=r'keeps exactly 1 of 3; give 0.6666667'):
-    make(0.5)
-  with pytest.raises(ValueError, match='ranks the weights of all layers'):
-    make(ModelWide(2 / 3))
+  refuse(r'keeps exactly 1 of 3; give 0.6666667', make, 0.5)
+  refuse('ranks the weights of all layers', make, ModelWide(2 / 3))
   make(0.6666667)
 
 

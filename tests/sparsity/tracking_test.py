@@ -9,6 +9,8 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax.sparsity.statistics import mask_changes
 from spdf_jax.sparsity.tracking import mask_statistics
+from tests.sparse_loop import main_computation
+from tests.sparse_loop import trajectory
 
 PARAMS = {
     'h_0': {'wi': jnp.ones((8, 16)), 'bias': jnp.ones(16)},
@@ -44,14 +46,8 @@ def tossing(update_at=None):
 
 def train(tx, steps, params=PARAMS):
   """Returns the state after 0, 1, … steps."""
-  state = tx.init(params)
-  update = jax.jit(tx.update)
-  states = [state]
-  for _ in range(steps):
-    updates, state = update(params, state, params)
-    params = optax.apply_updates(params, updates)
-    states.append(state)
-  return states
+  pairs = trajectory(tx, params, lambda _, params: params, steps)
+  return [state for _, state in pairs]
 
 
 def tracked(algorithm, inner=None):
@@ -133,15 +129,7 @@ def test_static_masks_cost_nothing():
 def test_ordinary_steps_copy_neither_masks_nor_history():
   params = {'w': jnp.ones((128, 256)), 'v': jnp.ones((128, 256))}
   tx = tracked(tossing(lambda count: count % 7 == 3))
-
-  def step(params, state, grads):
-    updates, state = tx.update(grads, state, params)
-    return optax.apply_updates(params, updates), state
-
-  compiled = jax.jit(step, donate_argnums=(0, 1)).lower(
-      params, tx.init(params), params
-  ).compile()
-  main = compiled.as_text().partition('ENTRY')[2].splitlines()
+  main = main_computation(tx, params)
   assert len([x for x in main if ' conditional(' in x]) == 2
   assert not [x for x in main if '[128,256]' in x and ' copy(' in x]
 

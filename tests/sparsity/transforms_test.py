@@ -13,25 +13,19 @@ from spdf_jax.sparsity import selection
 Axes = optax.contrib.MuonDimensionNumbers
 
 
-def test_layers_of_any_layout_become_matrices_and_back():
-  # A scanned per-head kernel [model, layers, heads, head size].
-  x = jnp.arange(2 * 3 * 4 * 5).reshape(4, 2, 3, 5)
-  where = lambda path, _: Axes(reduction_axis=0, output_axis=(2, -1))
-  axes = selection.select(where, {'q': x})
-  layers = selection.to_layers({'q': x}, {'q': x}, axes)
-  assert layers['q'].shape == (2, 4, 15)
-  np.testing.assert_array_equal(layers['q'][1], x[:, 1].reshape(4, 15))
-  back = selection.from_layers(layers, {'q': x}, axes)
-  np.testing.assert_array_equal(back['q'], x)
-
-
-def test_vectors_are_matrices_of_one_row_and_may_be_stacked():
-  x = jnp.arange(12).reshape(3, 4)
-  axes = selection.select(lambda path, _: Axes((), 1), {'bias': x})
-  layers = selection.to_layers({'bias': x}, {'bias': x}, axes)
-  assert layers['bias'].shape == (3, 1, 4)
-  back = selection.from_layers(layers, {'bias': x}, axes)
-  np.testing.assert_array_equal(back['bias'], x)
+@pytest.mark.parametrize('shape, axes, second', [
+    # A scanned per-head kernel [model, layers, heads, head size].
+    ((4, 2, 3, 5), Axes(0, (2, -1)), lambda x: x[:, 1].reshape(4, 15)),
+    # Stacked vectors, which are matrices of one row.
+    ((3, 4), Axes((), 1), lambda x: x[1:2]),
+])
+def test_layers_of_any_layout_become_matrices_and_back(shape, axes, second):
+  params = {'q': jnp.arange(np.prod(shape)).reshape(shape)}
+  selected = selection.select(lambda path, _: axes, params)
+  layers = selection.to_layers(params, params, selected)
+  np.testing.assert_array_equal(layers['q'][1], second(params['q']))
+  back = selection.from_layers(layers, params, selected)
+  np.testing.assert_array_equal(back['q'], params['q'])
 
 
 @pytest.mark.parametrize('answer', [

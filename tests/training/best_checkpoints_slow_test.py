@@ -14,13 +14,12 @@ from experiments.scores.language_models import open_run
 from experiments.sweep import run_sweep
 from spdf_jax.data import prepare_corpus
 from spdf_jax.training import find_checkpoint
-from spdf_jax.training.loop.metrics import read_rows
 from tests.quickstart_runs import CACHE
 from tests.quickstart_runs import small_config
 from tests.quickstart_runs import start_command
 from tests.tiny_run import assert_same_arrays
 from tests.tiny_run import DENSE
-from tests.tiny_run import without_times
+from tests.tiny_run import rows_in
 from tests.training.kill_test import kill_after
 from tests.training.kill_test import restore
 from tests.training.kill_test import SECONDS
@@ -63,10 +62,7 @@ def test_a_run_killed_ten_times_keeps_the_same_best_bit_for_bit(tmp_path):
     checkpoints = [find_checkpoint(f'{run}{phase}') for run in (whole, killed)]
     assert checkpoints[0].name == checkpoints[1].name, output
     assert_same_arrays(*map(restore, checkpoints))
-  rows = [
-      without_times(read_rows(run / 'metrics.jsonl')) for run in (whole, killed)
-  ]
-  assert rows[0] == rows[1]
+  assert rows_in(whole) == rows_in(killed)
 
 
 def test_the_choice_of_a_sweep_follows_the_best_checkpoint(tmp_path):
@@ -96,10 +92,7 @@ def test_the_choice_of_a_sweep_follows_the_best_checkpoint(tmp_path):
   chosen, other = (runs / f'{RATE}={x},seed=0' for x in (0.01, 0.0005))
   losses = {}
   for run in (chosen, other):
-    rows = [
-        row for row in read_rows(run / 'metrics.jsonl')
-        if 'validation/loss' in row
-    ]
+    rows = [row for row in rows_in(run) if 'validation/loss' in row]
     values = [row['validation/loss'] for row in rows]
     assert values[-1] == min(values)
     losses[run] = values[-1]

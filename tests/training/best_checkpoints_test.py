@@ -21,16 +21,17 @@ from spdf_jax.training.checkpoints import manager as checkpoints
 from spdf_jax.training.checkpoints.workdir import saved_steps
 from spdf_jax.training.checkpoints.workdir import split_source
 from spdf_jax.training.configs.early_stop import EarlyStop
-from spdf_jax.training.loop.metrics import read_rows
 from spdf_jax.training.programs import Programs
 from tests.tiers import slow_except
 from tests.tiny_run import assert_same_arrays
 from tests.tiny_run import make_config
 from tests.tiny_run import make_run
+from tests.tiny_run import rows_in
 from tests.tiny_run import run_of
 from tests.tiny_run import shared_step
+from tests.tiny_run import Stopped
+from tests.tiny_run import stopping_at
 from tests.tiny_run import with_programs
-from tests.tiny_run import without_times
 
 # Without patience or value, no phase ends early.
 STOP = EarlyStop('validation/loss')
@@ -73,10 +74,6 @@ def restore(source, run=None):
       training.find_checkpoint(source), run.programs.abstract_state,
       config=run.config, fingerprints=run.fingerprints,
   )
-
-
-def rows_in(workdir):
-  return without_times(read_rows(workdir / 'metrics.jsonl'))
 
 
 @pytest.fixture(scope='module')
@@ -135,25 +132,22 @@ def test_a_phase_without_an_early_stop_ends_with_its_last_weights(whole):
 def test_a_killed_run_keeps_the_same_best(
     whole, tmp_path, place, killed_at, monkeypatch
 ):
-  class Killed(Exception):
-    pass
-
   read, save = Programs.device_batch_at, checkpoints.Checkpoints.save
 
   def reading(self, step):
     if place == 'batch' and step == killed_at:
-      raise Killed
+      raise Stopped
     return read(self, step)
 
   def saving(self, state, best):
     if place == 'save' and int(state.step) >= killed_at:
-      raise Killed
+      raise Stopped
     save(self, state, best)
 
   with monkeypatch.context() as patch:
     patch.setattr(Programs, 'device_batch_at', reading)
     patch.setattr(checkpoints.Checkpoints, 'save', saving)
-    with pytest.raises(Killed):
+    with pytest.raises(Stopped):
       train(tmp_path)
   assert_same_arrays(train(tmp_path), whole[1])
   assert saved_steps(tmp_path) == saved_steps(whole[0])
@@ -180,16 +174,8 @@ def test_a_checkpoint_is_written_once_whenever_the_metric_improves(
 
 
 def test_the_best_is_found_while_its_phase_continues(tmp_path):
-  class Stopped(Exception):
-    pass
-
-  def stopping(step, params):
-    if step == 4:
-      raise Stopped
-    yield from seen(step, params)
-
   with pytest.raises(Stopped):
-    train(tmp_path, evaluators=Evaluators([stopping]))
+    train(tmp_path, evaluators=stopping_at(4, seen))
   assert training.find_checkpoint(f'{tmp_path}@pretrain:best').name == '2'
   assert training.find_checkpoint(str(tmp_path)).name == '3'
 

@@ -29,6 +29,7 @@ from spdf_jax.training.checkpoints.files import read_masks
 from spdf_jax.training.checkpoints.manager import Checkpoints
 from spdf_jax.training.checkpoints.workdir import checkpoint_bytes
 from spdf_jax.training.step.state import create_state
+from tests.refusals import refuse
 from tests.tiny_run import assert_same_arrays
 from tests.tiny_run import make_run
 
@@ -239,8 +240,7 @@ def test_a_checkpoint_is_refused_rather_than_cast(trained):
         checkpoint, run.programs.abstract_state.replace(params=halved),
         config=run.config, fingerprints=run.fingerprints,
     )
-  with pytest.raises(MismatchError, match='bfloat16'):
-    read_params(checkpoint, halved)
+  refuse('bfloat16', read_params, checkpoint, halved, error=MismatchError)
 
 
 @pytest.mark.parametrize('damage', DAMAGES)
@@ -275,12 +275,10 @@ def test_a_run_without_any_readable_checkpoint_is_refused(workdir):
   for step in steps_in(workdir):
     truncate_largest(workdir / 'checkpoints' / str(step))
   message = r'none of the checkpoints \[14, 12, 10, 5\] .* can be read'
-  with pytest.raises(ValueError, match=message):
-    make_run().open(workdir)
+  refuse(message, make_run().open, workdir)
   assert steps_in(workdir, 'damaged_checkpoints') == [5, 10, 12, 14]
   rows = (workdir / 'metrics.jsonl').read_text()
-  with pytest.raises(ValueError, match='has no checkpoint, and .* has those'):
-    make_run().open(workdir)
+  refuse('has no checkpoint, and .* has those', make_run().open, workdir)
   assert (workdir / 'metrics.jsonl').read_text() == rows
 
 
@@ -360,8 +358,7 @@ def test_an_unknown_phase_is_refused_with_those_that_ended(workdir):
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path):
   for source in (tmp_path, tmp_path / 'none', f'{tmp_path}@pretrain'):
-    with pytest.raises(ValueError, match='give the workdir of a run'):
-      find_checkpoint(str(source))
+    refuse('give the workdir of a run', find_checkpoint, str(source))
 
 
 def test_init_from_takes_parameters_and_nothing_else(trained, tmp_path):
@@ -433,8 +430,7 @@ def test_a_start_that_does_not_fit_is_refused(
     start, changes, error, message, trained, tmp_path
 ):
   run = make_run(**{start: str(trained[0])}, **changes)
-  with pytest.raises(error, match=message):
-    run.open(tmp_path)
+  refuse(message, run.open, tmp_path, error=error)
   assert not (tmp_path / 'config.json').exists()
 
 

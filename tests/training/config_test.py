@@ -27,6 +27,7 @@ from spdf_jax.training.checkpoints.identity import run_identity
 from spdf_jax.training.checkpoints.workdir import read_workdir_config
 from spdf_jax.training.configs.config import parse
 from spdf_jax.training.configs.fields import plain
+from tests.refusals import refuse
 from tests.tiny_run import CONFIG
 from tests.tiny_run import make_config
 from tests.tiny_run import make_run
@@ -99,14 +100,6 @@ def test_a_preset_is_resolved_where_the_config_leaves_it():
   }
 
 
-def test_a_parsed_config_is_immutable():
-  config = make_config()
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    config.seed = 1
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    config.phases[0].learning_rate.peak = 1.0
-
-
 def test_fields_that_a_phase_lacks_are_those_of_its_defaults():
   config = changed({'phases.pretrain.learning_rate.peak': ABSENT})
   del config['phases']['pretrain']['batch_size']
@@ -130,8 +123,7 @@ def test_fields_that_a_phase_lacks_are_those_of_its_defaults():
 ])
 def test_an_unknown_field_is_named_with_the_nearest(path, meant):
   message = f"config field '{path}' is unknown; did you mean .*'{meant}'"
-  with pytest.raises(ValueError, match=message):
-    parse(changed({path: 1}))
+  refuse(message, parse, changed({path: 1}))
 
 
 @pytest.mark.parametrize('path', [
@@ -141,8 +133,7 @@ def test_an_unknown_field_is_named_with_the_nearest(path, meant):
     'resume',
 ])
 def test_a_field_without_a_value_is_refused(path):
-  with pytest.raises(ValueError, match=f"'{path}' (is missing|is None)"):
-    parse(changed({path: ABSENT}))
+  refuse(f"'{path}' (is missing|is None)", parse, changed({path: ABSENT}))
 
 
 @pytest.mark.parametrize('path, value, message', [
@@ -200,10 +191,7 @@ def test_a_field_without_a_value_is_refused(path):
      "'pretrain': .*patiens.*patience'"),
 ])
 def test_invalid_input_is_one_sentence(path, value, message):
-  with pytest.raises(ValueError, match=message) as caught:
-    parse(changed({path: value}))
-  text = str(caught.value)
-  assert '\n' not in text and text.endswith(('.', '?'))
+  refuse(message, parse, changed({path: value}))
 
 
 def test_fields_that_a_schedule_ignores_make_no_difference():
@@ -215,9 +203,7 @@ def test_a_workdir_that_cannot_be_read_is_refused_with_the_fix(tmp_path):
   stored = changed({'colour': 'red'})
   (tmp_path / 'config.json').write_text(json.dumps(stored))
   message = "workdir .*'colour' is unknown.*; use the version that wrote it, or"
-  with pytest.raises(MismatchError, match=message) as caught:
-    make_run().open(tmp_path)
-  assert '\n' not in str(caught.value)
+  refuse(message, make_run().open, tmp_path, error=MismatchError)
   with pytest.raises(FileNotFoundError, match='has no config.json; give'):
     read_workdir_config(tmp_path / 'none')
 

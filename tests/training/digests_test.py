@@ -1,8 +1,5 @@
 """Tests of digests of arrays."""
 
-import os
-import subprocess
-import sys
 import textwrap
 
 from hypothesis import given
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 
 from spdf_jax.training.checkpoints.identity import digest_arrays
+from tests.child import run_python
 
 
 def reference(x):
@@ -72,8 +70,4 @@ def test_the_digest_does_not_depend_on_sharding():
         sharded = jax.device_put(x, NamedSharding(mesh, spec))
         assert digest_arrays(sharded) == digest_arrays(x), spec
   ''')
-  path = os.pathsep.join(filter(None, sys.path))
-  subprocess.run(
-      [sys.executable, '-c', code], check=True,
-      env=os.environ | {'PYTHONPATH': path},
-  )
+  run_python(code)

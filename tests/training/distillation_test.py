@@ -27,7 +27,7 @@ from spdf_jax.training.checkpoints.files import write_params
 from spdf_jax.training.step.losses import Distillation
 from spdf_jax.training.step.losses import Loss
 from tests.hf_models import assert_same_bits
-from tests.hf_models import refuse
+from tests.refusals import refuse
 from tests.tiny_run import L
 from tests.tiny_run import make_config
 from tests.tiny_run import run_of
@@ -134,8 +134,7 @@ def test_another_teacher_of_the_same_name_is_refused(tmp_path):
   run_of(config).open(tmp_path / 'run').close()
   shutil.rmtree(tmp_path / 'teacher')
   write_model(tmp_path / 'teacher', TEACHER, seed=1)
-  with pytest.raises(MismatchError, match='teacher'):
-    run_of(config).open(tmp_path / 'run')
+  refuse('teacher', run_of(config).open, tmp_path / 'run', error=MismatchError)
 
 
 @pytest.fixture(scope='module')

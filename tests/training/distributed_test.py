@@ -15,37 +15,41 @@ from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.checkpoints.files import read_checkpoint
 from spdf_jax.training.checkpoints.files import verify_checkpoint
 from spdf_jax.training.checkpoints.workdir import find_checkpoint
-from spdf_jax.training.loop.metrics import read_rows
 from tests.tiny_run import make_run
-from tests.tiny_run import without_times
+from tests.tiny_run import rows_in
 
 pytestmark = pytest.mark.process
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def launch(workdir, *, mesh, processes=2, killed_at=None):
-  command = [
-      sys.executable, '-m', 'experiments.launch.local',
-      f'--processes={processes}', '--grace=3', '--', sys.executable,
-      '-m', 'tests.two_processes', str(workdir), json.dumps(mesh),
-  ] + ([str(killed_at)] if killed_at else [])
+def run_local(*words):
   return subprocess.run(
-      command, cwd=ROOT, timeout=280, capture_output=True, text=True,
-      check=False,
+      [sys.executable, '-m', 'experiments.launch.local', *words], cwd=ROOT,
+      timeout=280, capture_output=True, text=True, check=False,
   )
 
 
-def state_of(workdir):
+def launch(workdir, *, mesh, killed_at=None):
+  return run_local(
+      '--processes=2', '--grace=3', '--', sys.executable, '-m',
+      'tests.two_processes', str(workdir), json.dumps(mesh),
+      *([str(killed_at)] if killed_at else []),
+  )
+
+
+def test_a_launcher_refuses_a_program_that_does_not_exist():
+  done = run_local('--', 'no-program')
+  assert done.returncode == 1 and "'no-program' is no program" in done.stderr
+  assert 'Traceback' not in done.stderr
+
+
+def state_of(workdir, phase=''):
   run = make_run()
   return read_checkpoint(
-      find_checkpoint(str(workdir)), run.programs.abstract_state,
+      find_checkpoint(f'{workdir}{phase}'), run.programs.abstract_state,
       config=run.config, fingerprints=run.fingerprints,
   )
-
-
-def rows_of(workdir):
-  return without_times(read_rows(workdir / 'metrics.jsonl'))
 
 
 @pytest.fixture(scope='module')
@@ -70,7 +74,7 @@ def together(tmp_path_factory):
 
 
 def assert_same_training(one, other):
-  for a, b in zip(rows_of(one), rows_of(other), strict=True):
+  for a, b in zip(rows_in(one), rows_in(other), strict=True):
     assert a.keys() == b.keys()
     for name, value in a.items():
       same = value == b[name] or np.isclose(value, b[name], rtol=1e-4)
@@ -98,21 +102,13 @@ def test_one_process_verifies_what_two_have_saved(together):
 
 def test_random_masks_are_the_same_in_two_processes(alone, together):
   first = [
-      get_mask(read_at(workdir, 5).opt_state) for workdir in (alone, together)
+      get_mask(state_of(workdir, '@pretrain').opt_state)
+      for workdir in (alone, together)
   ]
   assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), *first))
   kept = sum(int(m.sum()) for m in jax.tree.leaves(first[0]))
   total = sum(m.size for m in jax.tree.leaves(first[0]))
   assert kept == total // 4
-
-
-def read_at(workdir, step):
-  run = make_run()
-  return read_checkpoint(
-      pathlib.Path(workdir) / 'checkpoints' / str(step),
-      run.programs.abstract_state, config=run.config,
-      fingerprints=run.fingerprints,
-  )
 
 
 @pytest.mark.slow

@@ -19,12 +19,12 @@ from spdf_jax.training.configs.config import parse
 from spdf_jax.training.configs.early_stop import EarlyStop
 from spdf_jax.training.configs.early_stop import METRICS
 from spdf_jax.training.loop.evaluations import values_in
-from spdf_jax.training.loop.metrics import read_rows
 from spdf_jax.training.programs import Programs
 from tests.quickstart_runs import small_config
 from tests.tiers import slow_except
 from tests.tiny_run import assert_same_arrays
-from tests.tiny_run import without_times
+from tests.tiny_run import rows_in
+from tests.tiny_run import Stopped
 
 pytestmark = pytest.mark.ci
 
@@ -118,7 +118,7 @@ def test_the_next_phase_follows_where_one_ends_early(whole):
   plan = run.plan
   assert plan.ends == {'pretrain': 12, 'continuation': 27}
   assert int(state.step) == 27 and called == [12, 27]
-  rows = [r for r in read_rows(workdir / 'metrics.jsonl') if 'train/loss' in r]
+  rows = [row for row in rows_in(workdir) if 'train/loss' in row]
   names = ['pretrain'] * 12 + ['continuation'] * 15
   assert [row['phase'] for row in rows] == names
   mask = get_mask(state.opt_state)
@@ -153,32 +153,25 @@ def test_the_next_phase_reads_on_where_the_text_was_left(whole):
 def test_a_killed_run_ends_its_phases_at_the_same_steps(
     whole, tmp_path, killed_at, monkeypatch
 ):
-  class Killed(Exception):
-    pass
-
   read = Programs.device_batch_at
 
   def reading(self, step):
     if step == killed_at:
-      raise Killed
+      raise Stopped
     return read(self, step)
 
   with monkeypatch.context() as patch:
     patch.setattr(Programs, 'device_batch_at', reading)
     run = make_run().open(tmp_path)
-    with pytest.raises(Killed):
-      training.train(run, evaluators=Evaluators([seen]))
+    with pytest.raises(Stopped):
+      training.train(run, evaluators=EVALUATORS)
     run.checkpoints.wait()
   state, run = train(tmp_path)
   assert run.plan.ends == {'pretrain': 12, 'continuation': 27}
   best = training.find_checkpoint(f'{tmp_path}@pretrain:best')
   assert best.name == '6'
   assert_same_arrays(state, whole[1])
-  rows, expected = (
-      without_times(read_rows(path / 'metrics.jsonl'))
-      for path in (tmp_path, whole[0])
-  )
-  assert json.dumps(rows) == json.dumps(expected)
+  assert json.dumps(rows_in(tmp_path)) == json.dumps(rows_in(whole[0]))
 
 
 @pytest.fixture(scope='module')

@@ -6,12 +6,7 @@ from spdf_jax import data
 from spdf_jax import training
 from spdf_jax.training.programs import Programs
 from tests.quickstart_runs import small_config
-
-STEPS = dict(pretrain=8, continuation=5)
-
-
-class Killed(Exception):
-  pass
+from tests.tiny_run import Stopped
 
 
 def make_run():
@@ -41,7 +36,7 @@ def test_no_window_comes_twice_and_none_is_lost(tmp_path, monkeypatch):
 
   def stepping(self, step):
     if at['run'] == 0 and step == killed_at:
-      raise Killed
+      raise Stopped
     at['step'] = step
     return step_of(self, step)
 
@@ -49,7 +44,7 @@ def test_no_window_comes_twice_and_none_is_lost(tmp_path, monkeypatch):
   monkeypatch.setattr(Programs, 'device_batch_at', stepping)
   at['run'] = 0
   run = make_run().open(tmp_path)
-  with pytest.raises(Killed):
+  with pytest.raises(Stopped):
     training.train(run)
   run.checkpoints.wait()
   at['run'] = 1

@@ -12,11 +12,13 @@ import pytest
 
 from spdf_jax.data import prepare_corpus
 from spdf_jax.files import unseal
+from spdf_jax.training.checkpoints.workdir import saved_steps
 from spdf_jax.training.loop.metrics import read_rows
 from tests.quickstart_runs import CACHE
+from tests.quickstart_runs import finish
 from tests.quickstart_runs import start_command
 from tests.tiny_run import assert_same_arrays
-from tests.tiny_run import without_times
+from tests.tiny_run import rows_in
 
 pytestmark = pytest.mark.process
 
@@ -47,8 +49,7 @@ def kill_after(child, workdir, step, delay):
       break
     time.sleep(0.005)
   child.kill()
-  output, _ = child.communicate()
-  assert child.returncode == -signal.SIGKILL, output
+  finish(child, -signal.SIGKILL)
   return last_step(workdir)
 
 
@@ -63,6 +64,16 @@ def restore(checkpoint):
 
   with ocp.StandardCheckpointer() as checkpointer:
     return {item: read(checkpoint / item) for item in ('params', 'opt_state')}
+
+
+def assert_same_runs(one, other, steps):
+  """Asserts that two runs have the same rows, and arrays of these steps."""
+  for step in steps:
+    assert_same_arrays(*(
+        restore(run / 'checkpoints' / str(step)) for run in (one, other)
+    ))
+  assert rows_in(one) == rows_in(other)
+  assert not (other / 'damaged_checkpoints').exists()
 
 
 def files_in(folder):
@@ -91,21 +102,12 @@ def test_a_run_killed_in_every_phase_ends_bit_for_bit_the_same(tmp_path, dtype):
   print(f'killed when the log held steps {reached}')
   last = start(killed, dtype)
   for child in (last, uninterrupted):
-    output, _ = child.communicate(timeout=SECONDS)
-    assert child.returncode == 0, output
-    assert 'Traceback' not in output
+    assert 'Traceback' not in finish(child)
 
-  folders = [run / 'checkpoints' for run in (whole, killed)]
-  for folder in folders:
-    steps = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
-    assert steps == list(ENDS)
-  for step in ENDS:
-    assert_same_arrays(*(restore(folder / str(step)) for folder in folders))
-  rows = [
-      without_times(read_rows(run / 'metrics.jsonl')) for run in (whole, killed)
-  ]
-  assert rows[0] == rows[1]
-  assert [r['step'] for r in rows[0] if 'train/loss' in r] == list(range(1, 46))
+  assert saved_steps(whole) == saved_steps(killed) == list(ENDS)
+  assert_same_runs(whole, killed, ENDS)
+  trained = [row['step'] for row in rows_in(whole) if 'train/loss' in row]
+  assert trained == list(range(1, 46))
   generations = [files_in(run / 'generations') for run in (whole, killed)]
   assert generations[0] == generations[1]
   assert len(generations[0]) == len(ENDS)
@@ -116,4 +118,3 @@ def test_a_run_killed_in_every_phase_ends_bit_for_bit_the_same(tmp_path, dtype):
   assert configs[0] == configs[1]
   plans = [unseal(plan, 'plan.json') for plan in plans]
   assert plans[0] | {'name': 'killed'} == plans[1]
-  assert not (killed / 'damaged_checkpoints').exists()

@@ -7,15 +7,15 @@ import spdf_jax as spdf
 from spdf_jax import runs
 from spdf_jax import training
 from spdf_jax.runs import lifecycle
-from spdf_jax.training.loop.metrics import read_rows
 from tests.quickstart_runs import small_config
+from tests.refusals import refuse
 from tests.tiny_run import assert_same_arrays
+from tests.tiny_run import DENSE
+from tests.tiny_run import rows_in
 from tests.tiny_run import static
-from tests.tiny_run import without_times
 
 pytestmark = pytest.mark.ci
 
-DENSE = dict(name='dense')
 RIGL = dict(
     name='rigl', sparsity=0.5, update_every='2 steps', update_until='4 steps'
 )
@@ -84,12 +84,10 @@ def test_a_resumed_run_ends_as_one_launch_of_all_phases(name, tmp_path):
   resumed = training.train(run)
   wanted = train(make_run(phases), tmp_path / 'whole')
   assert_same_arrays(resumed, wanted)
-  rows = [
-      [row for row in without_times(read_rows(
-          tmp_path / workdir / 'metrics.jsonl'
-      )) if row['step'] > start] for workdir in ('after', 'whole')
-  ]
-  assert rows[0] == rows[1]
+  rows, expected = (
+      rows_in(tmp_path / name, start + 1) for name in ('after', 'whole')
+  )
+  assert rows == expected
 
 
 @pytest.fixture(scope='module')
@@ -142,8 +140,7 @@ def test_resuming_with_other_earlier_phases_is_refused(
     phases, changes, source, message, finished, tmp_path
 ):
   run = make_run(phases, resume=f'{finished}{source}', **changes)
-  with pytest.raises(ValueError, match=message):
-    run.open(tmp_path / 'b')
+  refuse(message, run.open, tmp_path / 'b')
   assert not (tmp_path / 'b').exists()
 
 
@@ -181,8 +178,7 @@ def test_a_resumed_run_keeps_the_evaluations_that_chose_its_weights(
   run.checkpoints.save(run.state, run.best)
   run.close()
   other = make_run(phases, resume=str(tmp_path / 'a'), eval_every=2)
-  with pytest.raises(ValueError, match='eval_every was .* and is 2'):
-    other.open(tmp_path / 'b')
+  refuse('eval_every was .* and is 2', other.open, tmp_path / 'b')
 
 
 def test_resuming_with_more_phases_refuses_update_times_in_per_cent(tmp_path):
@@ -190,16 +186,14 @@ def test_resuming_with_more_phases_refuses_update_times_in_per_cent(tmp_path):
   train(make_run(dict(a=phase(5, algorithm=share))), tmp_path / 'a')
   phases = dict(a=phase(5, algorithm=share), b=phase(5, algorithm=share))
   run = make_run(phases, resume=str(tmp_path / 'a'))
-  with pytest.raises(ValueError, match='and shared mask updates in per cent'):
-    run.open(tmp_path / 'b')
+  refuse('and shared mask updates in per cent', run.open, tmp_path / 'b')
 
 
 def test_a_workdir_with_fewer_phases_is_refused_with_the_resume_flag(finished):
   run = make_run(FIRST | dict(c=phase(2)))
-  with pytest.raises(ValueError, match=(
-      f'another workdir and --config.resume={finished}@b.'
-  )):
-    run.open(finished)
+  refuse(
+      f'another workdir and --config.resume={finished}@b.', run.open, finished,
+  )
 
 
 def test_another_batch_size_within_a_phase_starts_from_the_parameters(

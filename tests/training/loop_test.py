@@ -21,7 +21,10 @@ from tests.tiny_run import assert_same_arrays
 from tests.tiny_run import damage_batches
 from tests.tiny_run import make_dynamic_run
 from tests.tiny_run import make_run
-from tests.tiny_run import without_times
+from tests.tiny_run import rows_in
+from tests.tiny_run import Stopped
+from tests.tiny_run import stopping_at
+from tests.tiny_run import total
 
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = 120  # Timeout of a child process.
@@ -45,24 +48,12 @@ except Interrupted as interrupted:
 '''
 
 
-def total(step, params):
-  yield 'validation/loss', float(jnp.sum(params['wte']['embedding']))
-
-
-def rows_in(workdir):
-  return without_times(read_rows(workdir / 'metrics.jsonl'))
-
-
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
   """Returns the workdir and final state of an uninterrupted run."""
   workdir = tmp_path_factory.mktemp('whole') / 'run'
   state = train(make_run().open(workdir), evaluators=Evaluators([total]))
   return workdir, state
-
-
-class Stop(Exception):
-  pass
 
 
 def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path):
@@ -89,37 +80,35 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path):
   assert int(resumed.state.step) == 7
 
 
-def stop_at(stop):
-  """Evaluates as `total`, and raises Stop at a step."""
-  def evaluate(step, params):
-    if step == stop:
-      raise Stop
-    yield from total(step, params)
-
-  return evaluate
-
-
 def test_a_resumed_run_counts_the_steps_skipped_before(tmp_path):
-  for stop, end in (6, pytest.raises(Stop)), (None, contextlib.nullcontext()):
+  stopped = pytest.raises(Stopped)
+  for stop, end in (6, stopped), (None, contextlib.nullcontext()):
     run = damage_batches(make_run(max_skipped_steps=1), (3, 9))
     with end:
-      train(run.open(tmp_path), evaluators=Evaluators([stop_at(stop)]))
+      train(run.open(tmp_path), evaluators=stopping_at(stop))
   skipped = [row['train/skipped_steps'] for row in rows_in(tmp_path)
              if 'train/loss' in row]
   assert skipped == [0] * 2 + [1] * 6 + [2] * 6
 
 
-def test_a_run_that_fails_anywhere_continues_bit_for_bit(whole, tmp_path):
-  # Evaluations are at 3, 5, 6, 9, 10, 12, 14; phases end at 5, 10, 14.
-  for stop in (3, 5, 9, 10, 14):
-    run = make_run().open(tmp_path)
+@pytest.mark.parametrize('name, make, stops', [
+    # Evaluations are at 3, 5, 6, 9, 10, 12, 14; phases end at 5, 10, 14.
+    ('whole', make_run, (3, 5, 9, 10, 14)),
+    pytest.param('moved', make_dynamic_run, (3, 5, 6), marks=pytest.mark.ci),
+])
+def test_a_run_that_fails_anywhere_continues_bit_for_bit(
+    name, make, stops, request, tmp_path
+):
+  workdir, last = request.getfixturevalue(name)
+  for stop in stops:
+    run = make().open(tmp_path)
     assert int(run.state.step) <= stop
-    with pytest.raises(Stop):
-      train(run, evaluators=Evaluators([stop_at(stop)]))
+    with pytest.raises(Stopped):
+      train(run, evaluators=stopping_at(stop))
     run.close()
-  state = train(make_run().open(tmp_path), evaluators=Evaluators([total]))
-  assert_same_arrays(state, whole[1])
-  assert rows_in(tmp_path) == rows_in(whole[0])
+  state = train(make().open(tmp_path), evaluators=Evaluators([total]))
+  assert_same_arrays(state, last)
+  assert rows_in(tmp_path) == rows_in(workdir)
 
 
 @pytest.mark.ci
@@ -203,7 +192,9 @@ def test_the_sparsity_that_is_logged_is_the_one_that_was_trained_with(whole):
 def moved(tmp_path_factory):
   """Returns the workdir and final state of a run with mask updates."""
   workdir = tmp_path_factory.mktemp('moved') / 'run'
-  state = train(make_dynamic_run().open(workdir))
+  state = train(
+      make_dynamic_run().open(workdir), evaluators=Evaluators([total])
+  )
   return workdir, state
 
 
@@ -240,24 +231,6 @@ def test_steps_log_how_masks_moved(moved):
 
 def test_a_run_whose_masks_stay_logs_no_movement(whole):
   assert not any('sparsity/grown' in row for row in rows_in(whole[0]))
-
-
-@pytest.mark.ci
-def test_a_run_whose_masks_move_continues_bit_for_bit(moved, tmp_path):
-  for stop in (3, 5, 6):
-
-    def failing(step, params, stop=stop):
-      if step == stop:
-        raise Stop
-      return ()
-
-    run = make_dynamic_run().open(tmp_path)
-    with pytest.raises(Stop):
-      train(run, evaluators=Evaluators([failing]))
-    run.close()
-  state = train(make_dynamic_run().open(tmp_path))
-  assert_same_arrays(state, moved[1])
-  assert rows_in(tmp_path) == rows_in(moved[0])
 
 
 def test_evaluators_of_phase_ends_are_called_at_phase_ends_only(tmp_path):
@@ -335,8 +308,8 @@ def test_steps_skipped_in_a_row_are_counted_across_a_restart(tmp_path):
 def test_rows_that_were_deleted_are_warned_of(tmp_path, caplog):
   for is_deleted in (False, True):
     workdir = tmp_path / str(is_deleted)
-    with pytest.raises(Stop):
-      train(make_run().open(workdir), evaluators=Evaluators([stop_at(9)]))
+    with pytest.raises(Stopped):
+      train(make_run().open(workdir), evaluators=stopping_at(9))
     if is_deleted:
       (workdir / 'metrics.jsonl').unlink()
     train(make_run().open(workdir))

@@ -24,6 +24,7 @@ from spdf_jax.training.step.matmul import mask_sparsity
 from spdf_jax.training.step.matmul import SparseSteps
 from spdf_jax.training.step.matmul import without_masks
 from tests import tiny_run
+from tests.refusals import refuse
 
 needs_kernels = pytest.mark.skipif(
     not native.is_available(), reason='no native kernels on this machine'
@@ -113,8 +114,7 @@ def test_auto_leaves_small_work_to_dense_products():
   assert choose('native', MODEL, tokens=32).crossover == 0
   narrow = models.create_model('gpt-mini', vocab_size=32, d_model=32, n_heads=2)
   assert choose('auto', narrow, tokens=128) is None
-  with pytest.raises(ValueError, match="did you mean 'native'"):
-    choose('nativ', MODEL, tokens=128)
+  refuse("did you mean 'native'", choose, 'nativ', MODEL, tokens=128)
 
 
 def in_dtype(dtype):
@@ -236,8 +236,7 @@ def test_a_model_trains_sparse_and_then_dense_on_the_emulated_wafer():
 
 def test_the_wafer_is_emulated_on_one_device_and_by_any_model():
   check_devices('wafer', 1)
-  with pytest.raises(ValueError, match="'wafer' and the mesh has 2 devices"):
-    check_devices('wafer', 2)
+  refuse("'wafer' and the mesh has 2 devices", check_devices, 'wafer', 2)
   own = OwnModel(MODEL.config, None, MODEL.init, MODEL.apply)
   tokens = jnp.zeros((1, 4), jnp.int32)
   params = MODEL.init(jax.random.key(0), tokens)['params']

@@ -3,17 +3,15 @@
 import pytest
 
 from spdf_jax.data import prepare_corpus
-from spdf_jax.training.loop.metrics import read_rows
 from tests import quickstart_runs
 from tests.experiments.guides_test import GUIDES
 from tests.experiments.guides_test import scripts
 from tests.quickstart_runs import CACHE
+from tests.quickstart_runs import finish
 from tests.quickstart_runs import start_command
-from tests.tiny_run import assert_same_arrays
-from tests.tiny_run import without_times
+from tests.tiny_run import rows_in
+from tests.training.kill_test import assert_same_runs
 from tests.training.kill_test import kill_after
-from tests.training.kill_test import restore
-from tests.training.kill_test import SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -98,15 +96,7 @@ def test_a_killed_run_ends_bit_for_bit_the_same(
   for step in (6, 20):
     kill_after(start(killed), killed, step, delay=0.02)
   for child in (start(killed), uninterrupted):
-    output, _ = child.communicate(timeout=SECONDS)
-    assert child.returncode == 0, output
-  for step in (15, 30):
-    assert_same_arrays(*(
-        restore(run / 'checkpoints' / str(step)) for run in (whole, killed)
-    ))
-  rows = [
-      without_times(read_rows(run / 'metrics.jsonl')) for run in (whole, killed)
-  ]
-  assert rows[0] == rows[1]
-  losses = [row['train/loss'] for row in rows[0] if 'train/loss' in row]
+    finish(child)
+  assert_same_runs(whole, killed, (15, 30))
+  losses = [row['train/loss'] for row in rows_in(whole) if 'train/loss' in row]
   assert len(losses) == 30 and losses[-1] < losses[0]

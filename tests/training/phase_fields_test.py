@@ -1,6 +1,5 @@
 """Phases that revive, rewind or freeze weights, or begin with a given mask."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ from spdf_jax import training
 from spdf_jax.sparsity.trees import by_name
 from spdf_jax.training import Evaluators
 from spdf_jax.training import initial_state
+from tests.sparse_loop import trajectory
 from tests.tiny_run import assert_same_arrays
 from tests.tiny_run import DENSE
 from tests.tiny_run import make_config
@@ -19,6 +19,7 @@ from tests.tiny_run import make_run
 from tests.tiny_run import PHASE
 from tests.tiny_run import run_of
 from tests.tiny_run import static
+from tests.tiny_run import Stopped
 
 
 def make(**phases):
@@ -51,15 +52,12 @@ def test_a_revived_weight_is_its_drawn_value_and_the_first_update():
   for revive in (None, spdf.scaled_normal(scale)):
     tx = spdf.sparsify(optax.sgd(0.1), algorithm, key=0, revive=revive)
     params = {'w': jax.random.normal(jax.random.key(1), (64, 64))}
-    state = tx.init(params)
-    params = spdf.apply_mask(params, spdf.get_mask(state))
-    for _ in range(4):
-      before = spdf.get_mask(state)['w'], params['w']
-      grads = jax.tree.map(jnp.ones_like, params)
-      updates, state = tx.update(grads, state, params)
-      params = optax.apply_updates(params, updates)
-    finals[revive is None] = np.asarray(params['w'])
-  kept, weights = map(np.asarray, before)
+    *_, (before, state), (after, _) = trajectory(
+        tx, params, lambda _, params: jax.tree.map(jnp.ones_like, params), 4
+    )
+    finals[revive is None] = np.asarray(after['w'])
+  kept = np.asarray(spdf.get_mask(state)['w'])
+  weights = np.asarray(before['w'])
   draws = finals[False] - finals[True]
   # At step 2 the scale is 0, so the runs differ in the last revival only.
   np.testing.assert_array_equal(draws[kept], 0)
@@ -301,9 +299,6 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, stopped_at):
     return training.train(run.open(workdir))
 
   whole = train(tmp_path / 'whole', make(**phases))
-
-  class Stopped(Exception):
-    pass
 
   stopped = make(**phases)
   batch_at = stopped.programs.device_batch_at

@@ -1,14 +1,14 @@
 """Joining processes: arguments for JAX, and incomplete environments."""
 
 import platform
-import subprocess
-import sys
 
 import jax
 import pytest
 
 from spdf_jax.training.loop import processes
 from spdf_jax.training.loop.processes import join_processes
+from tests.child import run_python
+from tests.refusals import refuse
 
 WHOLE = dict(
     JAX_COORDINATOR_ADDRESS='host:1234', JAX_NUM_PROCESSES='4',
@@ -83,8 +83,7 @@ def test_an_incomplete_environment_of_a_cluster_is_refused(
     initialized, environment, message
 ):
   for mode in ('auto', 'on'):
-    with pytest.raises(ValueError, match=message):
-      join_processes(mode, environment=environment)
+    refuse(message, join_processes, mode, environment=environment)
   assert not initialized
 
 
@@ -98,8 +97,7 @@ def test_distributed_on_without_other_processes_is_refused(monkeypatch):
 
 
 def test_an_unknown_mode_of_distributed_is_refused():
-  with pytest.raises(ValueError, match="'yes'; use one of auto, on, off"):
-    join_processes('yes')
+  refuse("'yes'; use one of auto, on, off", join_processes, 'yes')
   assert processes.is_main_process()
 
 
@@ -127,9 +125,6 @@ print(before - resident())
 def test_freed_memory_is_kept_up_to_a_size():
   returned = []
   for arguments in ('', 'largest=2**20'):
-    child = subprocess.run(
-        [sys.executable, '-c', FREE_MEMORY.format(arguments=arguments)],
-        capture_output=True, text=True, check=True,
-    )
-    returned.append(int(child.stdout))
+    code = FREE_MEMORY.format(arguments=arguments)
+    returned.append(int(run_python(code)))
   assert returned[0] < 2**10 and returned[1] > 100 * 2**10

@@ -1,12 +1,15 @@
 """Bad configs are refused in a sentence, before data is read or written."""
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
 
 import pytest
 
+from tests import refusals
+from tests.quickstart_runs import finish
 from tests.quickstart_runs import ROOT
 from tests.quickstart_runs import small_config
 from tests.quickstart_runs import start_command
@@ -24,7 +27,8 @@ from spdf_jax.training import Run  # noqa: E402
 from spdf_jax.training.configs.config import parse  # noqa: E402
 from spdf_jax.training.configs.config import parse_mesh  # noqa: E402
 
-SECONDS = 300  # Timeout of a child process.
+refuse = functools.partial(refusals.refuse, error=(ValueError, OSError))
+
 PRETRAIN = 'phases__pretrain__'
 RATE = f'{PRETRAIN}learning_rate__'
 WITHOUT_TASK = dict(data__task='', phases__order=('pretrain', 'continuation'))
@@ -57,13 +61,6 @@ def no_data(monkeypatch):
 
 def open_run(config, workdir):
   return Run.create(config, workdir).open()
-
-
-def refuse(message, call, *args, error=(ValueError, OSError), **kwargs):
-  with pytest.raises(error, match=message) as caught:
-    call(*args, **kwargs)
-  text = str(caught.value)
-  assert '\n' not in text and text.endswith(('.', '?'))
 
 
 @pytest.mark.parametrize('name, value, message', [
@@ -206,20 +203,25 @@ def test_a_run_refused_for_its_size_leaves_no_workdir(tmp_path):
   assert not os.listdir(tmp_path)
 
 
+def prepare(folder, documents, validation):
+  """Prepares a corpus of short documents; returns a config without a task."""
+  texts = [json.dumps(dict(text=f'Text {i}.')) for i in range(documents)]
+  (folder / 'a.jsonl').write_text('\n'.join(texts))
+  preparation.prepare_files(
+      folder / 'a.jsonl', tokenizer='bytes', output=folder / 'corpus',
+      validation=validation, test=0.002, workers=1,
+  )
+  return make_config(**WITHOUT_TASK | dict(
+      data__corpus=str(folder / 'corpus'), data__tokenizer='',
+      data__max_epochs__corpus=99,
+  ))
+
+
 @pytest.mark.parametrize('share, warns', [(0.1, True), (0.9, False)])
 def test_a_small_validation_split_gives_a_warning(
     share, warns, tmp_path, caplog
 ):
-  texts = [json.dumps(dict(text=f'Text {i}.')) for i in range(1500)]
-  (tmp_path / 'a.jsonl').write_text('\n'.join(texts))
-  preparation.prepare_files(
-      tmp_path / 'a.jsonl', tokenizer='bytes', output=tmp_path / 'corpus',
-      validation=share, test=0.002, workers=1,
-  )
-  Run.create(make_config(**WITHOUT_TASK | dict(
-      data__corpus=str(tmp_path / 'corpus'), data__tokenizer='',
-      data__max_epochs__corpus=99,
-  )))
+  Run.create(prepare(tmp_path, 1500, share))
   messages = [m for m in caplog.messages if 'the validation split of' in m]
   assert bool(messages) is warns
   if warns:
@@ -228,16 +230,8 @@ def test_a_small_validation_split_gives_a_warning(
 
 
 def test_validation_splits_without_a_row_are_refused(tmp_path):
-  texts = [json.dumps(dict(text=f'Text {i}.')) for i in range(1000)]
-  (tmp_path / 'a.jsonl').write_text('\n'.join(texts))
-  preparation.prepare_files(
-      tmp_path / 'a.jsonl', tokenizer='bytes', output=tmp_path / 'corpus',
-      validation=0.002, test=0.002, workers=1,
-  )
-  changes = dict(data__corpus=str(tmp_path / 'corpus'), data__tokenizer='')
-  config = make_config(**WITHOUT_TASK | changes)
   refuse('no row of 32 tokens in its validation split; prepare it',
-         open_run, config, tmp_path / 'run')
+         open_run, prepare(tmp_path, 1000, 0.002), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
 
 
@@ -258,6 +252,13 @@ def test_data_that_a_config_cannot_train_on_are_named(changes, message):
   refuse(message, Run.create, make_config(**WITHOUT_TASK | changes))
 
 
+def refuse_file(message, path):
+  """Asserts that a file is refused on one line, maybe of the system."""
+  with pytest.raises(ValueError, match=message) as caught:
+    config_file.Parser().parse(path)
+  assert '\n' not in str(caught.value)
+
+
 @pytest.mark.parametrize('text, message', [
     ('def get_config(:\n', r'SyntaxError: invalid syntax .*line 1'),
     ('def get_config():\n  return x\n', "NameError in line 2: name 'x' is not"),
@@ -274,10 +275,7 @@ def test_a_mistake_in_a_config_file_is_reported_in_one_sentence(
 ):
   path = tmp_path / 'file.py'
   path.write_text(text)
-  parser = config_file.Parser()
-  with pytest.raises(ValueError, match=message) as caught:
-    parser.parse(str(path))
-  assert '\n' not in str(caught.value)
+  refuse_file(message, str(path))
 
 
 @pytest.mark.parametrize('name, message', [
@@ -301,11 +299,7 @@ def test_a_wrong_config_argument_is_reported_in_one_sentence(
     name, message, monkeypatch
 ):
   monkeypatch.chdir(ROOT)
-  parser = config_file.Parser()
-  with pytest.raises(ValueError, match=message) as caught:
-    parser.parse(f'configs/{name}')
-  assert '\n' not in str(caught.value)
-  assert '\n' not in str(caught.value)
+  refuse_file(message, f'configs/{name}')
 
 
 @pytest.mark.process
@@ -324,8 +318,7 @@ def test_a_command_refuses_a_config_without_a_traceback(
       'experiments.train', f'--config={words[0]}', *words[1:],
       f'--workdir={workdir}',
   )
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == 1, output
+  output = finish(child, status=1)
   assert 'Traceback' not in output and message in output
   assert not workdir.exists()
 

@@ -82,7 +82,7 @@ def apply_model(variables, tokens_BxL):
   return y_BxLxD @ p['emb']['embedding'].T
 
 
-def make_step(plan, apply_fn=apply_model):
+def make_step(plan, apply_fn=apply_model, **options):
   optimizer = adamw(
       plan, where=is_hidden, key=jax.random.key(3), **SETTINGS
   )
@@ -92,6 +92,7 @@ def make_step(plan, apply_fn=apply_model):
           apply_fn=apply_fn,
           optimizer=optimizer,
           learning_rate=plan.learning_rate,
+          **options,
       ),
       donate_argnums=0,
   )
@@ -224,15 +225,10 @@ def test_masks_are_tracked_where_they_move_and_nowhere_else():
 
 
 def test_statistics_are_logged_under_the_name_of_sparsity():
-  optimizer = adamw(PLAN, where=is_hidden, key=jax.random.key(3), **SETTINGS)
-  step = jax.jit(functools.partial(
-      train_step,
-      apply_fn=apply_model,
-      optimizer=optimizer,
-      learning_rate=PLAN.learning_rate,
-      statistics=lambda opt_state: {'steps': opt_state.count},
-  ))
-  _, metrics = step(create_state(make_params(), optimizer), make_batch(0))
+  step, state = make_step(
+      PLAN, statistics=lambda opt_state: {'steps': opt_state.count}
+  )
+  _, metrics = step(state, make_batch(0))
   assert set(metrics) == {
       'train/loss', 'train/grad_norm', 'train/learning_rate', 'sparsity/steps'
   }

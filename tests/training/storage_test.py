@@ -6,7 +6,6 @@ import logging
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -20,7 +19,6 @@ from spdf_jax.sparsity.storage import pack_state
 from spdf_jax.sparsity.storage import unpack_state
 from spdf_jax.training import Evaluators
 from spdf_jax.training import initial_state
-from spdf_jax.training.loop.metrics import read_rows
 from spdf_jax.training.step.storage import bytes_per_weight
 from spdf_jax.training.step.storage import check_storage
 from spdf_jax.training.step.storage import compact_apply
@@ -31,22 +29,17 @@ from tests.tiny_run import assert_same_arrays
 from tests.tiny_run import make_config
 from tests.tiny_run import make_dynamic_run
 from tests.tiny_run import make_run
+from tests.tiny_run import rows_in
 from tests.tiny_run import run_of
 from tests.tiny_run import static
-from tests.tiny_run import without_times
+from tests.tiny_run import Stopped
+from tests.tiny_run import stopping_at
+from tests.tiny_run import total
 
 
-def total(step, params):
-  yield 'validation/loss', float(jnp.sum(params['wte']['embedding']))
-
-
-def rows_in(workdir):
-  return without_times(read_rows(workdir / 'metrics.jsonl'))
-
-
-def trained(workdir, storage, evaluators=(total,)):
+def trained(workdir, storage):
   run = make_run(storage=storage).open(workdir)
-  return training.train(run, evaluators=Evaluators(evaluators))
+  return training.train(run, evaluators=Evaluators([total]))
 
 
 @pytest.fixture(scope='module')
@@ -86,10 +79,6 @@ def test_a_whole_run_has_the_same_losses_and_masks(whole):
   assert_close(compact, dense)
 
 
-class Stop(Exception):
-  pass
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize('first, then', [
     ('compact', 'dense'),
@@ -99,14 +88,9 @@ class Stop(Exception):
 def test_a_checkpoint_continues_with_either_storage(
     whole, tmp_path, caplog, first, then
 ):
-  def failing(step, params):
-    if step == 3:
-      raise Stop
-    yield from total(step, params)
-
   run = make_run(storage=first).open(tmp_path)
-  with pytest.raises(Stop):
-    training.train(run, evaluators=Evaluators([failing]))
+  with pytest.raises(Stopped):
+    training.train(run, evaluators=stopping_at(3))
   run.close()
   with caplog.at_level(logging.INFO, logger='spdf_jax'):
     state = trained(tmp_path, then)
