@@ -15,10 +15,10 @@ checkpoint.
 speed: times steps of hard_threshold and of a static mask at 1/64 kept, against
 dense training at the same width, alternately; prints a table, speed.json.
 
-circuit: for each run of --runs, finds the fewest nodes that close the quotes of
-strings at the loss --target, by learned masks, with all other nodes at their
-mean; writes circuits.json and a drawing for each run, RUN.png. A run that does
-not reach the loss with all its nodes has no circuit.
+circuit: for each run of --runs, scores the tasks of weight_sparse/tasks.py and
+finds few nodes that solve --task at the loss --target, by learned masks, with
+all other nodes at their mean; writes circuits.json and a drawing for each run,
+RUN.png. A run that does not reach the loss with all its nodes has no circuit.
 """
 
 from collections import Counter
@@ -27,7 +27,8 @@ import dataclasses
 import itertools
 import pathlib
 import re
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 from absl import app
 from absl import flags
@@ -42,6 +43,7 @@ from experiments.papers import json_files
 from experiments.weight_sparse import circuits
 from experiments.weight_sparse import figures
 from experiments.weight_sparse import model as models
+from experiments.weight_sparse import tasks
 from spdf_jax import runs
 from spdf_jax import training
 from spdf_jax.runs import lifecycle
@@ -83,6 +85,10 @@ _RUNS = flags.DEFINE_list(
     'runs', [], 'Names of runs of losses, for circuit.',
     flag_values=FLAGS,
 )
+_TASK = flags.DEFINE_enum(
+    'task', 'quote', list(tasks.TASKS), 'The task of circuit.',
+    flag_values=FLAGS,
+)
 _TARGET = flags.DEFINE_float(
     'target', 0.15,
     'Loss of the task, in nats, that a circuit reaches; a guess has 0.69.',
@@ -92,7 +98,7 @@ _TARGET = flags.DEFINE_float(
 
 _TIMED = 5  # Steps that are timed together.
 # Tokens and words of the prompts that circuits are found on.
-_LENGTH, _WORDS = 16, 256
+_LENGTH, _WORDS = 10, 192
 
 
 def main(argv: list[str]) -> int:
@@ -237,24 +243,30 @@ def _circuits(output: pathlib.Path, points: list[Any]) -> Iterator[str]:
     raise ValueError('--runs is empty; give names of trained runs.')
   rows = []
   for workdir in (pathlib.Path(_WORKDIR.value, run) for run in _RUNS.value):
-    model, params, prompts, corpus = _task_of(workdir)
-    loss = runs.read_run(workdir).rows[-1]['validation/loss']
-    whole, right = circuits.solved(model, params, prompts[1])
+    model, params, prompts, corpus, decode = _subject_of(workdir)
+    scores = {}
+    for name, (_, test) in prompts.items():
+      loss, right = circuits.solved(model, params, test)
+      scores[name] = dict(loss=loss, accuracy=right)
+      yield f'{workdir.name}, {name}: loss {loss:.3f}, {right:.0%} right'
+    train, test = prompts[_TASK.value]
+    started = time.process_time()
+    circuit = circuits.find(model, params, corpus, train, test, _TARGET.value)
     rows.append(dict(
-        run=workdir.name, loss=loss, task_loss=whole, accuracy=right,
-        circuit=None,
+        run=workdir.name, task=_TASK.value, target=_TARGET.value,
+        loss=runs.read_run(workdir).rows[-1]['validation/loss'], tasks=scores,
+        circuit=circuit and dataclasses.asdict(circuit) | dict(
+            size=circuit.size
+        ),
+        processor_seconds=round(time.process_time() - started, 1),
     ))
-    yield (
-        f'{workdir.name}: validation loss {loss:.3f}; with all nodes the task '
-        f'has the loss {whole:.3f}, {right:.0%} right.'
-    )
-    circuit = circuits.find(model, params, corpus, *prompts, _TARGET.value)
     if circuit is None:
       yield f'This does not reach {_TARGET.value:g}: there is no circuit.'
       continue
-    rows[-1]['circuit'] = dataclasses.asdict(circuit)
     path = output / f'{workdir.name}.png'
-    style.save(figures.plot_circuit(model, params, circuit), path)
+    style.save(
+        figures.plot_circuit(model, params, circuit, test, decode), path
+    )
     yield (
         f'{circuit.size} nodes and {circuit.edges} weights reach '
         f'{circuit.loss:.3f}, {circuit.accuracy:.0%} right; {path} is written.'
@@ -262,9 +274,17 @@ def _circuits(output: pathlib.Path, points: list[Any]) -> Iterator[str]:
   json_files.write_json(output / 'circuits.json', rows, indent=1)
 
 
-def _task_of(workdir: pathlib.Path) -> tuple[
-    models.WeightSparseGPT, Any, list[circuits.Prompts], np.ndarray
-]:
+class _Subject(NamedTuple):
+  """A trained model, and what its circuits are found with."""
+
+  model: models.WeightSparseGPT
+  params: Any
+  prompts: dict[str, list[tasks.Prompts]]
+  corpus: np.ndarray
+  decode: Any
+
+
+def _subject_of(workdir: pathlib.Path) -> _Subject:
   """Returns the model and parameters of a run, prompts and text of its corpus.
 
   Words of the prompts are frequent ones of the text; every other word is for
@@ -273,8 +293,8 @@ def _task_of(workdir: pathlib.Path) -> tuple[
   name = re.fullmatch(r'width(\d+)-kept(\d+)-(\d+)', workdir.name)
   if not name:
     raise ValueError(
-        f'--runs has {workdir}, which --study=losses has not written; give '
-        'folders of its runs, such as width64-kept4-0.'
+        f'--runs has {workdir.name}, which --study=losses has not written; '
+        'give names of its runs, such as width64-kept4-0.'
     )
   run = training.Run.create(config_of(*map(int, name.groups()), _STEPS.value))
   model, _ = models.make_model(**run.config.model.sizes.arguments)
@@ -290,11 +310,13 @@ def _task_of(workdir: pathlib.Path) -> tuple[
       word for word, _ in
       Counter(re.findall('[a-z]{3,9}', text)).most_common(_WORDS)
   ]
-  prompts = [
-      circuits.quote_prompts(tokenizer.encode, words[i::2], _LENGTH)
-      for i in range(2)
-  ]
-  return model, params, prompts, corpus
+  prompts = {
+      name: [
+          tasks.make_prompts(task, tokenizer.encode, words[i::2], _LENGTH)
+          for i in range(2)
+      ] for name, task in tasks.TASKS.items()
+  }
+  return _Subject(model, params, prompts, corpus, tokenizer.decode)
 
 
 if __name__ == '__main__':

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -20,6 +21,7 @@ except ImportError:  # Windows has no flock.
   fcntl = None  # type: ignore[assignment]
 
 _logger = logging.getLogger('spdf_jax')
+_DISK_ERRORS = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
 _held: dict[pathlib.Path, int] = {}  # File descriptors by path of the lock.
 _DIGEST = 'sha256'
 """Field of a sealed JSON object with the digest of all others."""
@@ -54,12 +56,37 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   # Process ids are not unique: several machines may write the same file.
   temporary = path.with_name(f'.{path.stem}.{uuid.uuid4().hex}{path.suffix}')
   try:
-    yield temporary
-    with temporary.open('r+b') as file:
-      os.fsync(file.fileno())
+    with writing(path):
+      yield temporary
+      with temporary.open('r+b') as file:
+        os.fsync(file.fileno())
     os.replace(temporary, path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+  """Adds a path to errors of a disk that name none, e.g. that it is full.
+
+  Args:
+    path: The file or folder that is written in the context.
+
+  Raises:
+    OSError: the context raised it.
+
+  Example:
+    >>> with writing('a.txt'):
+    ...   raise OSError(28, 'No space left on device')
+    Traceback (most recent call last):
+    OSError: [Errno 28] No space left on device: 'a.txt'
+  """
+  try:
+    yield
+  except OSError as error:
+    if error.errno in _DISK_ERRORS and error.filename is None:
+      error.filename = os.fspath(path)
+    raise
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
@@ -148,10 +175,10 @@ def lock_folder(
         'process that writes to it.', name, str(folder), error,
     )
     return lambda: None
-  os.truncate(descriptor, 0)
-  os.write(
-      descriptor, f'process {os.getpid()} on {socket.gethostname()}'.encode()
-  )
+  owner = f'process {os.getpid()} on {socket.gethostname()}'
+  with writing(path):
+    os.truncate(descriptor, 0)
+    os.write(descriptor, owner.encode())
   _held[path] = descriptor
 
   def release() -> None:

@@ -137,10 +137,11 @@ class Unfinished:
     """Appends the tokens of a batch; returns the bytes of its text."""
     for split, result in encoded.items():
       file = self._file(split)
-      file.write(result.data)
-      # Otherwise a file that an error left open could write into a later
-      # corpus.
-      file.flush()
+      with files.writing(self._folder / f'{split}.ids'):
+        file.write(result.data)
+        # Otherwise a file that an error left open could write into a later
+        # corpus.
+        file.flush()
       counts = self.state['splits'][split]
       counts['size'] += len(result.data)
       counts['crc32'] = zlib.crc32(result.data, counts['crc32'])

@@ -3,8 +3,9 @@
 After Gao et al., 2025: nodes are channels of the activations that layers read
 and write. A node outside of the circuit has its mean over the corpus. Masks of
 nodes are learned: a node is in if its threshold is positive, and gradients pass
-as those of a sigmoid; then nodes are ranked by their thresholds, and the fewest
-are kept that reach a target loss of the task.
+as those of a sigmoid; the price of a node follows the loss, to hold it at a
+target. Then nodes are ranked by their thresholds, and the fewest are kept that
+reach the target.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,20 +18,11 @@ import numpy as np
 import optax
 
 from experiments.weight_sparse import model as models
+from experiments.weight_sparse.tasks import Prompts
 
 PyTree = Any
 Nodes = Mapping[str, Any]
 """An array over channels for each location, e.g. `'h_0/mlp_neuron'`."""
-
-
-class Prompts(NamedTuple):
-  """Prompts of a task with two answers, the left one padded by repetition."""
-
-  tokens: np.ndarray
-  """Tokens [N, L]; the last is that before the answer."""
-
-  answers: np.ndarray
-  """Right and wrong answer [N, 2]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,55 +146,71 @@ def learn_thresholds(
     means: Nodes,
     prompts: Prompts,
     *,
-    penalty: float,
+    target: float,
     steps: int,
+    pairs: int = 32,
     rate: float = 0.1,
 ) -> dict[str, jax.Array]:
   """Learns which nodes a task needs.
 
-  Minimizes the task's loss plus `penalty` times the number of nodes in units of
-  a hundred.
+  Minimizes the task's loss plus a price of each node, which rises while the
+  loss is lower than `target`, and falls while it is higher.
 
   Args:
     model: The model.
     params: Parameters of the model.
     means: Means of all nodes.
-    prompts: Prompts to learn from, all in each step.
-    penalty: Price of a hundred nodes, in nats.
+    prompts: Prompts to learn from.
+    target: The loss of the task to hold, in nats.
     steps: Number of steps of Adam.
+    pairs: Pairs of prompts in a step, drawn at random.
     rate: Learning rate of Adam.
 
   Returns:
     The thresholds; the larger, the more a node is needed.
   """
   tx = optax.adam(rate)
-  thresholds = {
-      name: jnp.full(size, 2.0) for name, size in locations(model).items()
-  }
+  pairs = min(pairs, len(prompts.tokens) // 2)
 
-  def objective(thresholds, key):
+  def objective(thresholds, price, key):
+    batch_key, noise_key = jax.random.split(key)
+    first = 2 * jax.random.choice(
+        batch_key, len(prompts.tokens) // 2, (pairs,), replace=False
+    )
+    chosen = jnp.concatenate([first, first + 1])
     # Noise, because of nodes that are needed together none has a gradient once
     # two of them are out.
-    noise = optax.tree.random_like(key, thresholds, jax.random.logistic)
+    noise = optax.tree.random_like(noise_key, thresholds, jax.random.logistic)
     gates = jax.tree.map(
         lambda t, n: step_function(t + n), thresholds, noise
     )
-    logits = ablated_logits(model, params, means, gates, prompts.tokens)
-    number = sum(jnp.sum(g) for g in gates.values())
-    return task_loss(logits, prompts.answers) + penalty / 100 * number
+    logits = ablated_logits(
+        model, params, means, gates, jnp.asarray(prompts.tokens)[chosen]
+    )
+    loss = task_loss(logits, jnp.asarray(prompts.answers)[chosen])
+    return loss + price * sum(jnp.sum(g) for g in gates.values()), loss
+
+  def step(carry, key):
+    thresholds, state, log_price = carry
+    grads, loss = jax.grad(objective, has_aux=True)(
+        thresholds, jnp.exp(log_price), key
+    )
+    updates, state = tx.update(grads, state)
+    thresholds = optax.apply_updates(thresholds, updates)
+    # Bounded, so that gradients do not vanish.
+    thresholds = jax.tree.map(lambda t: jnp.clip(t, -4, 4), thresholds)
+    log_price += 0.05 * jnp.clip(target / loss - 1, -1, 1)
+    return (thresholds, state, log_price), None
 
   @jax.jit
-  def step(thresholds, state, key):
-    grads = jax.grad(objective)(thresholds, key)
-    updates, state = tx.update(grads, state)
-    new = optax.apply_updates(thresholds, updates)
-    # Bounded, so that gradients do not vanish.
-    return jax.tree.map(lambda t: jnp.clip(t, -4, 4), new), state
+  def learn(keys):
+    thresholds = {
+        name: jnp.full(size, 2.0) for name, size in locations(model).items()
+    }
+    carry = thresholds, tx.init(thresholds), jnp.log(3e-4)
+    return jax.lax.scan(step, carry, keys)[0][0]
 
-  state = tx.init(thresholds)
-  for key in jax.random.split(jax.random.key(0), steps):
-    thresholds, state = step(thresholds, state, key)
-  return thresholds
+  return learn(jax.random.split(jax.random.key(0), steps))
 
 
 def smallest(
@@ -212,7 +220,7 @@ def smallest(
     thresholds: Nodes,
     prompts: Prompts,
     target: float,
-) -> Circuit | None:
+) -> Circuit:
   """Returns the smallest circuit found that reaches a loss.
 
   Args:
@@ -221,11 +229,11 @@ def smallest(
     means: Means of all nodes.
     thresholds: Thresholds, whose order is that of the nodes.
     prompts: Prompts to evaluate on.
-    target: The loss of the task to reach.
+    target: The loss of the task to reach, which all nodes together reach.
 
   Returns:
     The circuit: the fewest nodes by bisection, without those that can be left
-    out one by one; `None` if all nodes together do not reach the loss.
+    out one by one.
   """
   names = list(locations(model))
   ranked = np.argsort(-np.concatenate(
@@ -246,8 +254,6 @@ def smallest(
     return dict(zip(names, np.split(chosen, ends)))
 
   low, high = 0, len(ranked)
-  if float(measure(first(high))[0]) > target:
-    return None
   while high - low > 1:
     middle = (low + high) // 2
     if float(measure(first(middle))[0]) <= target:
@@ -325,49 +331,6 @@ def edges(
   return found
 
 
-def quote_prompts(
-    encode: Callable[[str], Sequence[int]], words: Sequence[str], length: int
-) -> Prompts:
-  """Returns pairs of prompts that end inside a string: close which quote?
-
-  Each word is in two prompts, one opened by `"` and one by `'`, which are equal
-  otherwise; a prompt that the tokenizer does not split before its closing quote
-  is left out.
-
-  Args:
-    encode: Function from a text to tokens.
-    words: Words of the strings.
-    length: Tokens of a prompt; shorter ones are preceded by newlines.
-
-  Returns:
-    The prompts, those of a pair one after the other.
-
-  Raises:
-    ValueError: no prompt is left.
-  """
-  (single,), (double,) = encode("'"), encode('"')
-  (newline,) = encode('\n')
-  tokens, answers = [], []
-  for i, word in enumerate(words):
-    opening = ('x = ', 'name = ', 'print(', 'return ')[i % 4]
-    pair = []
-    for mark, right, wrong in (("'", single, double), ('"', double, single)):
-      prompt = list(encode(f'{opening}{mark}{word}'))
-      closed = list(encode(f'{opening}{mark}{word}{mark}'))
-      if closed == [*prompt, right] and len(prompt) <= length:
-        pair.append((prompt, (right, wrong)))
-    if len(pair) == 2 and len(pair[0][0]) == len(pair[1][0]):
-      for prompt, answer in pair:
-        tokens.append([newline] * (length - len(prompt)) + prompt)
-        answers.append(answer)
-  if not tokens:
-    raise ValueError(
-        'no word gives a pair of prompts that the tokenizer splits before the '
-        'closing quote; give other words, or another tokenizer.'
-    )
-  return Prompts(np.array(tokens, np.int32), np.array(answers, np.int32))
-
-
 def solved(
     model: models.WeightSparseGPT, params: PyTree, prompts: Prompts
 ) -> tuple[float, float]:
@@ -387,33 +350,26 @@ def find(
     test: Prompts,
     target: float,
     *,
-    penalties: Sequence[float] = (0.03, 0.1, 0.3, 1.0),
-    steps: int = 300,
+    steps: int = 400,
 ) -> Circuit | None:
-  """Finds the smallest circuit of a task at a loss, over several penalties.
+  """Finds a small circuit of a task at a loss.
 
   Args:
     model: The model.
     params: Parameters of the model.
     corpus: Tokens [N, L] over which nodes have their means.
     train: Prompts from which thresholds are learned.
-    test: Prompts on which circuits are compared.
+    test: Prompts on which the fewest nodes are chosen.
     target: The loss of the task to reach.
-    penalties: Prices of a hundred nodes to try.
-    steps: Steps of learning for each.
+    steps: Steps of learning.
 
   Returns:
     The circuit; `None` if the model does not reach the loss with all nodes.
   """
+  if solved(model, params, test)[0] > target:
+    return None
   means = mean_activations(model, params, corpus)
-  best = None
-  for penalty in penalties:
-    thresholds = learn_thresholds(
-        model, params, means, train, penalty=penalty, steps=steps
-    )
-    found = smallest(model, params, means, thresholds, test, target)
-    if found is None:
-      return None
-    if best is None or found.size < best.size:
-      best = found
-  return best
+  thresholds = learn_thresholds(
+      model, params, means, train, target=target, steps=steps
+  )
+  return smallest(model, params, means, thresholds, test, target)

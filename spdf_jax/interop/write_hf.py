@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from spdf_jax import files
 from spdf_jax import names
 from spdf_jax.data import tokenizer_paths
 from spdf_jax.interop import configs
@@ -113,7 +114,10 @@ def save_hf(
   # Left by an export that was killed.
   for unfinished in directory.glob(f'{_WRITING}*'):
     shutil.rmtree(unfinished)
-  with tempfile.TemporaryDirectory(prefix=_WRITING, dir=directory) as name:
+  with (
+      files.writing(directory),
+      tempfile.TemporaryDirectory(prefix=_WRITING, dir=directory) as name,
+  ):
     source = pathlib.Path(name)
     if format == 'compact':
       tensors.write_tensors(

@@ -265,7 +265,7 @@ def export(source, folder):
 READERS = {
     'experiments/convert.py': [export],
     'experiments/weight_sparse_study.py': [
-        lambda source, folder: weight_sparse_study._task_of(
+        lambda source, folder: weight_sparse_study._subject_of(
             pathlib.Path(source))],
     'experiments/scores/language_models.py': [
         lambda source, folder: language_models.open_run(source),

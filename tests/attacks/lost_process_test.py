@@ -9,9 +9,13 @@ console = pytest.importorskip(
     'experiments.launch.console', reason='needs the checkout'
 )
 
-LOST = (
+STEP = (
     'UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/'
     'pair.cc:547] Connection closed by peer [127.0.0.1]:5\nmore'
+)
+BARRIER = (
+    'INTERNAL: Barrier failed because: task is set to ERROR: UNAVAILABLE: Task '
+    '1 heartbeat timeout. This indicates that the remote task has failed\nmore'
 )
 
 
@@ -30,14 +34,14 @@ def run(monkeypatch, tmp_path):
   return run
 
 
-def test_the_end_of_another_process_is_one_sentence(run, caplog):
-  assert run(LOST) == 1
+@pytest.mark.parametrize('lost', [STEP, BARRIER])
+def test_the_end_of_another_process_is_one_sentence(run, caplog, lost):
+  assert run(lost) == 1
   (record,) = caplog.records
   assert record.levelname == 'ERROR' and record.exc_info is None
-  assert record.message.startswith('another process of this run has ended (UN')
-  assert record.message.endswith(
-      '[127.0.0.1]:5); start all processes again, and they continue from the '
-      'last checkpoint.'
+  assert record.message == (
+      f'another process of this run has ended ({lost.splitlines()[0]}); start '
+      'all processes again, and they continue from the last checkpoint.'
   )
 
 

@@ -1,8 +1,10 @@
-"""Thirty kills of runs, preparations and sweeps."""
+"""Kills of runs, preparations, exports and sweeps."""
 
+import dataclasses
 import functools
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,10 +12,13 @@ import time
 
 import pytest
 
+from spdf_jax import data
+from spdf_jax import interop
 from spdf_jax.data import prepare_corpus
 from spdf_jax.training.checkpoints.workdir import saved_steps
 from spdf_jax.training.loop.metrics import read_rows
-from tests import quickstart_runs
+from tests.hf_models import LLAMA
+from tests.hf_models import make_params
 from tests.quickstart_runs import CACHE
 from tests.quickstart_runs import ROOT
 from tests.quickstart_runs import start_command
@@ -35,11 +40,49 @@ ALGORITHMS = {
     'granet': UPDATES,
 }
 RATE = 'phases.pretrain.learning_rate.peak'
+KILLED = '''
+import os, runpy, signal, sys
+
+folder, left, module = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+CHANGES = 'os.mkdir', 'os.remove', 'os.rename'
+
+def kill(event, args):
+  global left
+  writes = event == 'open' and isinstance(args[2], int) and args[2] & os.O_CREAT
+  if (writes or event in CHANGES) and str(args[0]).startswith(folder):
+    if not left:
+      os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+
+sys.argv[:4] = [module]
+if left >= 0:
+  sys.addaudithook(kill)
+runpy.run_module(module, run_name='__main__')
+'''
+EXPORTS = {
+    'prune': [(
+        'experiments.prune', '--model={0}/hf', '--to={1}', '--sequences=2',
+        '--method=magnitude:0.5', '--calibration={0}/a.jsonl',
+    )],
+    'shards': [
+        ('experiments.prepare', '--input={0}/a.jsonl', '--tokenizer=bytes',
+         '--output={1}', f'--shard={number}/2', '--workers=1')
+        for number in (1, 2)
+    ] + [('experiments.prepare', '--join', '--output={1}')],
+}
+"""Commands that read a folder `{0}` and write a folder `{1}`, one by one."""
 
 
 @pytest.fixture(scope='module', autouse=True)
 def corpus():
   return prepare_corpus('python-stdlib', tokenizer='bytes', cache_dir=CACHE)
+
+
+def start_python(*arguments):
+  return subprocess.Popen(
+      [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT, text=True,
+  )
 
 
 def start_training(workdir, algorithm='static'):
@@ -73,17 +116,29 @@ def text(tmp_path_factory):
 
 
 def start_preparation(text, output):
-  return subprocess.Popen(
-      [
-          sys.executable, '-m', 'experiments.prepare', f'--input={text}',
-          '--tokenizer=bpe-2048', f'--output={output}', '--workers=2',
-      ],
-      cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+  return start_python(
+      '-m', 'experiments.prepare', f'--input={text}', '--tokenizer=bpe-2048',
+      f'--output={output}', '--workers=2',
   )
 
 
+def start_killed(command, source, output, changes=-1):
+  """Starts a command that is killed after some changes of its output."""
+  module, *arguments = (word.format(source, output) for word in command)
+  return start_python(
+      '-c', KILLED, str(output), str(changes), module, *arguments
+  )
+
+
+def end(child):
+  output, _ = child.communicate(timeout=SECONDS)
+  assert 'Traceback' not in output, output
+  return child.returncode, output
+
+
 def finish(child):
-  assert 'Traceback' not in quickstart_runs.finish(child)
+  code, output = end(child)
+  assert code == 0, output
 
 
 def kill_when(child, is_time):
@@ -128,7 +183,7 @@ def assert_same_runs(one, other):
 def files_in(folder):
   return {
       path.name: path.read_bytes() for path in folder.iterdir()
-      if path.is_file() and path.name != '.lock'
+      if path.is_file() and not path.name.startswith('.')
   }
 
 
@@ -172,3 +227,31 @@ def test_a_sweep_killed_six_times_ends_the_same(tmp_path):
   assert len(runs) == 3
   for name in runs:
     assert_same_runs(whole / name, killed / name)
+
+
+@pytest.mark.parametrize('name', EXPORTS)
+def test_an_export_killed_between_its_changes_ends_the_same(name, tmp_path):
+  hf = tmp_path / 'hf'
+  data.export_tokenizer(tmp_path / 'tokenizer.json', data.ByteTokenizer())
+  config = dataclasses.replace(LLAMA, vocab_size=257)
+  interop.save_hf(
+      hf, config, make_params(config), tokenizer=[tmp_path / 'tokenizer.json']
+  )
+  rng = random.Random(0)
+  (tmp_path / 'a.jsonl').write_text(''.join(
+      json.dumps({'text': f'{rng.random()} ' * 9}) + '\n' for _ in range(400)
+  ))
+  sources = files_in(hf), files_in(tmp_path)
+  whole, killed = tmp_path / 'whole' / 'x', tmp_path / 'killed' / 'x'
+  if name != 'shards':  # An earlier export is replaced.
+    shutil.copytree(hf, killed)
+  for command in EXPORTS[name]:
+    finish(start_killed(command, tmp_path, whole))
+    for changes in (1, 2, 5, 8, 11, 14):
+      child = start_killed(command, tmp_path, killed, changes)
+      if end(child)[0] == 0:
+        break  # All of its changes are done.
+      assert child.returncode == -signal.SIGKILL
+    finish(start_killed(command, tmp_path, killed))
+  assert files_in(whole) == files_in(killed)
+  assert (files_in(hf), files_in(tmp_path)) == sources

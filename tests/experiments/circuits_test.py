@@ -16,6 +16,7 @@ if not (ROOT / 'experiments').is_dir():
 from experiments.weight_sparse import circuits  # noqa: E402
 from experiments.weight_sparse import figures  # noqa: E402
 from experiments.weight_sparse import model as models  # noqa: E402
+from experiments.weight_sparse import tasks  # noqa: E402
 from tests import command  # noqa: E402
 
 SIZES = dict(
@@ -46,7 +47,7 @@ def copying():
 def prompts():
   tokens = np.array([[PAD, a, PAD, PAD] for a in (A, B) * 4], np.int32)
   answers = np.array([[YES, NO], [NO, YES]] * 4, np.int32)
-  return circuits.Prompts(tokens, answers)
+  return tasks.Prompts(tokens, answers)
 
 
 KNOWN = {
@@ -66,9 +67,22 @@ def test_the_circuit_that_was_built_is_found_and_drawn(tmp_path):
       (('h_0/attn_in', 2), ('h_0/attn_v', 5), 3.0),
       (('h_0/attn_v', 5), ('h_0/attn_out', 7), 4.0),
   ]
-  figure = figures.plot_circuit(model, params, circuit)
+  names = {A: 'a', B: 'b', YES: 'yes', NO: 'no'}
+  figure = figures.plot_circuit(
+      model, params, circuit, prompts(), lambda tokens: names[tokens[0]]
+  )
   figure.savefig(tmp_path / 'circuit.png')
-  assert '4 nodes, 2 weights' in figure.axes[0].get_title()
+  ax = figure.axes[0]
+  assert '4 nodes, 2 weights' in ax.get_title()
+  assert [label.get_text() for label in ax.get_yticklabels()] == [
+      'token', 'layer 0: attention reads', 'layer 0: queries, keys, values',
+      'layer 0: attention writes', 'output reads', 'answer',
+  ]
+  # From the tokens to the answers, with the signs of the weights.
+  assert [text.get_text() for text in ax.texts] == [
+      '+1', '-1', '+3', '+4', '+2', '-2',
+      'a', 'b', '2', 'v 0.5', '7', '7', 'yes', 'no',
+  ]
 
 
 def test_without_nodes_all_prompts_have_one_answer():
@@ -106,16 +120,22 @@ def test_thresholds_have_the_gradient_of_a_sigmoid():
   )
 
 
-def test_prompts_come_in_pairs_that_differ_in_the_quote():
+def test_prompts_come_in_pairs_that_differ_in_the_mark():
   encode = lambda text: list(text.encode())
-  made = circuits.quote_prompts(encode, ['alpha', 'be', 'far_too_long'], 12)
+  made = tasks.make_prompts(
+      tasks.TASKS['bracket'], encode, ['alpha', 'be', 'far_too_long'], 14
+  )
   texts = [bytes(row).decode() for row in made.tokens.tolist()]
   assert texts == [
-      "\n\nx = 'alpha", '\n\nx = "alpha', "\n\nname = 'be", '\n\nname = "be'
+      'x = self(alpha', 'x = self[alpha', '\n\n\n\ny = get(be',
+      '\n\n\n\ny = get[be',
   ]
-  assert made.answers.tolist() == [[39, 34], [34, 39]] * 2
+  assert bytes(made.answers.ravel().tolist()) == b')]])' * 2
+  assert bytes(tasks.marks_of(made)) == b'(['
   with pytest.raises(ValueError, match='no word gives a pair'):
-    circuits.quote_prompts(encode, ['far_too_long'], 8)
+    tasks.make_prompts(tasks.TASKS['quote'], encode, ['far_too_long'], 8)
+  with pytest.raises(ValueError, match='no single token'):
+    tasks.make_prompts(tasks.TASKS['call'], encode, ['alpha'], 8)
 
 
 def test_losses_are_drawn_by_width_and_kept_fraction(tmp_path):
@@ -152,6 +172,6 @@ def test_the_command_trains_each_model_once_and_finds_circuits(tmp_path):
   assert 'has runs of 12 steps' in refused.log
   assert json.loads((tmp_path / 'losses.json').read_text()) == rows
   study('circuit', '--target=0.6', '--runs=width32-kept4-0')
-  assert json.loads((tmp_path / 'circuits.json').read_text())[0]['run'] == (
-      'width32-kept4-0'
-  )
+  found, = json.loads((tmp_path / 'circuits.json').read_text())
+  assert found['run'] == 'width32-kept4-0'
+  assert found['tasks'].keys() == tasks.TASKS.keys()

@@ -13,6 +13,7 @@ from spdf_jax import training
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.checkpoints.files import read_checkpoint
+from spdf_jax.training.checkpoints.files import verify_checkpoint
 from spdf_jax.training.checkpoints.workdir import find_checkpoint
 from tests.tiny_run import make_run
 from tests.tiny_run import rows_in
@@ -93,6 +94,10 @@ def assert_same_training(one, other):
 
 def test_two_processes_train_what_one_trains(alone, together):
   assert_same_training(alone, together)
+
+
+def test_one_process_verifies_what_two_have_saved(together):
+  assert verify_checkpoint(find_checkpoint(str(together))) > 0
 
 
 def test_random_masks_are_the_same_in_two_processes(alone, together):

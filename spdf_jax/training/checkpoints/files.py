@@ -10,11 +10,11 @@ import os
 import pathlib
 import re
 from typing import Any
-import warnings
 
 import jax
 import numpy as np
 
+from spdf_jax import files
 from spdf_jax.files import reading
 from spdf_jax.files import seal
 from spdf_jax.sparsity import trees
@@ -143,13 +143,18 @@ def verify_checkpoint(checkpoint: pathlib.Path) -> int:
       if name.startswith(('params/', 'opt_state/'))
   }
   items = {name.split('/')[0] for name in saved}
-  with (
-      ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
-      warnings.catch_warnings(),
-  ):
-    # The arrays are placed as they were saved; none of them is used.
-    warnings.filterwarnings('ignore', 'Sharding info not provided')
-    arrays = {item: checkpointer.restore(checkpoint / item) for item in items}
+  handler = ocp.PyTreeCheckpointHandler()
+  arrays = {}
+  with ocp.Checkpointer(handler) as checkpointer:
+    for item in items:
+      # NumPy arrays, since the devices that saved them may not be here.
+      types = jax.tree.map(
+          lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+          handler.metadata(checkpoint / item).tree,
+      )
+      arrays[item] = checkpointer.restore(
+          checkpoint / item, ocp.args.PyTreeRestore(restore_args=types)
+      )
   _check_digests(checkpoint, meta, arrays)
   missing = saved - trees.by_name(arrays).keys()
   if missing:
@@ -346,7 +351,10 @@ def write_params(
           'masks': {},
       })),
   )
-  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+  with (
+      files.writing(checkpoint),
+      ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
+  ):
     checkpointer.save(checkpoint, items)
   return checkpoint
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from spdf_jax import files
 from spdf_jax.training.checkpoints.workdir import saved_steps
 from spdf_jax.training.loop import processes
 from spdf_jax.training.loop import progress as progresses
@@ -81,7 +82,10 @@ def train(
       float16 even with a loss scale of 1. That step is not saved.
     ValueError: the run is not open, or was trained already.
   """
-  with contextlib.closing(run), processes.Interrupts() as interrupts:
+  with (
+      files.writing(run.workdir), contextlib.closing(run),
+      processes.Interrupts() as interrupts,
+  ):
     # The compact step copies the state first, so nothing else may hold it.
     state, run.state = run.state, None
     if state is None:

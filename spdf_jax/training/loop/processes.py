@@ -152,7 +152,8 @@ def is_main_process() -> bool:
 def is_lost_process(error: Exception) -> bool:
   """Returns whether an error says that another process of the run has ended.
 
-  Gloo, which connects processes on CPUs, raises it in those that remain.
+  Gloo, which connects processes on CPUs, raises it in those that remain, and
+  JAX's service in those that wait at a barrier, e.g. to save.
 
   Args:
     error: The error of a step.
@@ -161,7 +162,9 @@ def is_lost_process(error: Exception) -> bool:
     >>> is_lost_process(ValueError('sparsity is 2'))
     False
   """
-  return isinstance(error, jax.errors.JaxRuntimeError) and 'Gloo' in str(error)
+  return isinstance(error, jax.errors.JaxRuntimeError) and any(
+      text in str(error) for text in ('Gloo', 'heartbeat timeout')
+  )
 
 
 class Interrupts:
