@@ -17,7 +17,6 @@ from spdf_jax import interop
 from spdf_jax.data import prepare_corpus
 from spdf_jax.training.checkpoints.workdir import saved_steps
 from spdf_jax.training.loop.metrics import read_rows
-from tests import quickstart_runs
 from tests.hf_models import LLAMA
 from tests.hf_models import make_params
 from tests.quickstart_runs import CACHE
@@ -131,8 +130,15 @@ def start_killed(command, source, output, changes=-1):
   )
 
 
+def end(child):
+  output, _ = child.communicate(timeout=SECONDS)
+  assert 'Traceback' not in output, output
+  return child.returncode, output
+
+
 def finish(child):
-  assert 'Traceback' not in quickstart_runs.finish(child)
+  code, output = end(child)
+  assert code == 0, output
 
 
 def kill_when(child, is_time):
@@ -243,9 +249,7 @@ def test_an_export_killed_between_its_changes_ends_the_same(name, tmp_path):
     finish(start_killed(command, tmp_path, whole))
     for changes in (1, 2, 5, 8, 11, 14):
       child = start_killed(command, tmp_path, killed, changes)
-      output, _ = child.communicate(timeout=SECONDS)
-      assert 'Traceback' not in output
-      if child.returncode == 0:
+      if end(child)[0] == 0:
         break  # All of its changes are done.
       assert child.returncode == -signal.SIGKILL
     finish(start_killed(command, tmp_path, killed))
