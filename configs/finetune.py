@@ -68,12 +68,10 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.planned.examples = _TASKS[task]
   config.data.max_epochs.task = 5
   config.optimizer.update(b2=0.999, eps=1e-8)
-  # Label smoothing, weight decay and warm-up are those of LoRA (Hu et al.), the
-  # rest is our choice.
+  # Label smoothing, weight decay and warm-up are those of LoRA (Hu et al.).
   config.loss.label_smoothing = 0.0 if summaries or published else 0.1
   finetune: dict[str, Any] = dict(
-      # length in tokens, as in table 3
-      duration='5 epochs', data='task', length=512,
+      duration='5 epochs', data='task', length=512,  # tokens, as in table 3
       batch_size=32 if summaries or published else 8, weight_decay=0.01,
       early_stop=dict(metric='target/loss', patience=4),
   )
