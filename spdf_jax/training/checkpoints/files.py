@@ -144,12 +144,14 @@ def verify_checkpoint(checkpoint: pathlib.Path) -> int:
   }
   items = {name.split('/')[0] for name in saved}
   handler = ocp.PyTreeCheckpointHandler()
+  sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   arrays = {}
   with ocp.Checkpointer(handler) as checkpointer:
     for item in items:
-      # NumPy arrays, since the devices that saved them may not be here.
+      # On one device, since those that saved them may not be here. As NumPy
+      # arrays they would be restored without some of the files.
       types = jax.tree.map(
-          lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+          lambda _: ocp.ArrayRestoreArgs(sharding=sharding),
           handler.metadata(checkpoint / item).tree,
       )
       arrays[item] = checkpointer.restore(
