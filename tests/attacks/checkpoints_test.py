@@ -84,6 +84,18 @@ def test_an_array_that_is_not_what_was_saved_is_found(
   tiny_run.assert_same_arrays(training.train(run), trained[1])
 
 
+@pytest.mark.parametrize('name', [
+    'params/array_metadatas/process_0', 'params/_METADATA',
+    'opt_state/manifest.ocdbt',
+])
+def test_a_checkpoint_with_half_a_file_is_left_for_the_one_before(
+    name, workdir
+):
+  path = workdir / 'checkpoints/14' / name
+  path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+  assert int(tiny_run.make_run().open(workdir).state.step) == 12
+
+
 @pytest.mark.parametrize('item, place', [
     ('params', 0.15), ('opt_state', 0.5), ('data', 0.5), ('meta', 0.85),
 ])
