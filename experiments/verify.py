@@ -3,6 +3,7 @@
   python -m experiments.verify --folder=runs/a
 
 Reads all checkpoints of a workdir, or a prepared corpus, and changes nothing.
+A checkpoint is read onto one device; with JAX_PLATFORMS=cpu that is the host.
 """
 
 from collections.abc import Iterator

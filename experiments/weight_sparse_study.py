@@ -171,8 +171,10 @@ def _losses(
         processor=machine.describe_machine()['processor'],
     ))
     json_files.write_json(path, rows, indent=1)
+    done.append((width, kept, seed))
+    trained = sum(point in done for point in points)
     yield (
-        f'{len(rows)} of {len(points)}: width {width}, 1/{kept} kept, seed '
+        f'{trained} of {len(points)}: width {width}, 1/{kept} kept, seed '
         f'{seed}: {rows[-1]["loss"]:.3f}'
     )
   style.save(figures.plot_losses(rows), output / 'losses.png')

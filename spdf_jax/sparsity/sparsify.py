@@ -152,7 +152,7 @@ class Arguments(NamedTuple):
       cls, inner: optax.GradientTransformation, algorithm: Algorithm,
       where: Where | None, key: int | jax.Array, revive: Revival | None = None,
   ) -> 'Arguments':
-    """Returns the arguments, or raises TypeError or ValueError."""
+    """Checks the arguments of `sparsify`, and fills in the defaults."""
     _check_types(inner, algorithm, revive)
     where = selectors.hidden_matrices if where is None else where
     selection.selector_of(where)

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from spdf_jax import files
 from spdf_jax.files import reading
 from spdf_jax.files import seal
+from spdf_jax.files import writing
 from spdf_jax.sparsity import trees
 from spdf_jax.training.checkpoints import identity
 from spdf_jax.training.checkpoints import workdir as workdirs
@@ -354,7 +354,7 @@ def write_params(
       })),
   )
   with (
-      files.writing(checkpoint),
+      writing(checkpoint),
       ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
   ):
     checkpointer.save(checkpoint, items)
