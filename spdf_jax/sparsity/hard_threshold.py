@@ -26,7 +26,7 @@ def hard_threshold(
     inner: optax.GradientTransformation,
     sparsity: PyTree,
     *,
-    least: PyTree = 0,
+    least: int = 0,
     update_every: UpdateEvery = 1,
     update_until: int | None = None,
     distribution: Distribution | str = 'uniform',
@@ -60,14 +60,15 @@ def hard_threshold(
       of those for the sparsified leaves. A kept fraction of 1/64 is the
       sparsity `1 - 1 / 64`.
     least: Number of the largest weights of each output that are kept in any
-      case, in place of others of the matrix: a number, or a tree of those.
+      case, in place of others of the matrix; leaves with one input, such as
+      biases, have none.
     update_every: Number of steps between changes of the sparsity by a schedule;
       masks are chosen at every step.
     update_until: Last step at which a schedule changes the sparsity; a constant
       sparsity needs none.
-    distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
-      `igq`, or `by_pattern`, with which `sparsity` is a mapping of patterns; or
-      its name.
+    distribution: Distribution of the sparsity over leaves, as for `gmp`:
+      `uniform`, `erk`, `igq`, `model_wide`, or `by_pattern`, with which
+      `sparsity` is a mapping of patterns; or its name.
     structure: Structure of the mask, e.g. `structures.balanced(None)`, which
       ranks the inputs of each output by themselves, or `'2:4'`.
     where: The leaves to sparsify, as `sparsify` takes it. To also sparsify

@@ -106,13 +106,9 @@ def test_masks_and_weights_are_those_of_numpy_for_60_steps(least, jit):
   noise = [draw(rng) for _ in range(STEPS)]
   grads = lambda step: noise[step]
   with jax.enable_x64(True):
-    leasts = {
-        'h': {'kernel': least, 'bias': 0}, 'stack': least, 'wte': least,
-        'scale': None, 'log_scale': None,
-    }
     tx = spdf.hard_threshold(
         optax.adamw(0.4, weight_decay=0.1), SPARSITY, update_until=ANNEAL,
-        least=leasts, where=WHERE,
+        least=least, where=WHERE,
     )
     update = jax.jit(tx.update) if jit else tx.update
     params = jax.tree.map(jnp.asarray, initial)
@@ -173,6 +169,30 @@ def test_a_tree_of_sparsities_and_summaries_are_those_of_sparsify():
   summary = spdf.summarize(state, params)
   assert {k: v.kept for k, v in summary.layers.items()} == {'a': 16, 'b': 16}
   assert bool(spdf.get_mask(spdf.densify(state))['a'].all())
+
+
+def test_the_largest_weights_of_a_whole_model_stay():
+  tx = spdf.hard_threshold(optax.sgd(0.0), 0.75, distribution='model_wide')
+  params = {'a': jnp.arange(32.0).reshape(4, 8), 'b': -jnp.ones((4, 8))}
+  _, state = tx.update(params, tx.init(params), params)
+  mask = spdf.get_mask(state)
+  # One weight of each layer stays in any case.
+  assert mask['a'].ravel().tolist() == [False] * 17 + [True] * 15
+  assert mask['b'].ravel().tolist() == [True] + [False] * 31
+
+
+def test_a_list_of_changes_without_the_first_step_starts_at_its_sparsity():
+  tx = spdf.hard_threshold(
+      optax.sgd(0.0), lambda step: jnp.where(step < 2, 0.0, 0.75),
+      update_every=[2, 4], update_until=4,
+  )
+  params = {'w': jnp.ones((4, 8))}
+  state = tx.init(params)
+  kept = [int(spdf.get_mask(state)['w'].sum())]
+  for _ in range(4):
+    _, state = tx.update(params, state, params)
+    kept.append(int(spdf.get_mask(state)['w'].sum()))
+  assert kept == [32, 32, 32, 8, 8]
 
 
 def test_statistics_count_vectors_too():
@@ -264,8 +284,8 @@ def init(sparsity=0.75, **arguments):
     (lambda: init(0.5, least=1.5), 'least is 1.5; give a whole number'),
     (lambda: init(0.5, least=1, structure='2:4'),
      'least is 1, which needs an unstructured mask'),
-    (lambda: init(distribution='model_wide'),
-     "distribution is 'model_wide'.*'uniform'"),
+    (lambda: init(0.5, least=1, distribution='model_wide'),
+     "least is 1 and distribution is 'model_wide'"),
     (lambda: init(where=lambda path, leaf: path == 'scalar'),
      r'gives the axes .* for scalar of shape \(\).*at least one output'),
     (lambda: init(where=lambda path, leaf: path == 'bias'),

@@ -31,7 +31,7 @@ _EACH_OUTPUT = structures.balanced(None)
 def largest(
     sparsity: PyTree,
     *,
-    least: PyTree = 0,
+    least: int = 0,
     update_every: UpdateEvery = 1,
     update_until: int | None = None,
     distribution: Distribution | str = 'uniform',
@@ -55,132 +55,112 @@ def largest(
     >>> rule.init(None, w)['w'].tolist()
     [[[False, True], [True, False]]]
   """
-  distribution = distributions.distribution_of(distribution)
   structure = structures.structure_of(structure)
-  has_least = _check_least(least, structure)
-  is_constant = schedules.is_constant(sparsity)
-  if not is_constant and update_until is None:
+  _check_least(least, structure)
+  constant = schedules.is_constant(sparsity)
+  if not constant and update_until is None:
     raise ValueError(
         'sparsity is a schedule and update_until is None; give update_until, '
         'the last step at which the schedule changes the sparsity.'
     )
   times = leafwise.update_times_of(sparsity, update_every, 0, update_until)
-  row_at = lambda count: 0 if is_constant else times.index(count)
+  if not constant and times.start:  # A list or function without the first step.
+    times = schedules.update_times([0, *times.steps.tolist()])
 
-  def sparsity_at(count, params):
-    step = 0 if is_constant else int(times.steps[times.index(count)])
-    return distribution(params, schedules.sparsity_at(sparsity, step))
+  def keep(units):
+    if not _has_least(least, units.weights):
+      return topk.keep_largest(units.magnitudes, units.kept)
+    by_output = topk.keep_largest(_EACH_OUTPUT.reduce(units.magnitudes), least)
+    sure = _EACH_OUTPUT.expand(by_output, units.weights.shape)
+    rest = units.kept - least * units.weights.shape[-1]
+    return sure | topk.keep_largest(units.magnitudes, rest, among=~sure)
 
-  tables: dict[Any, PyTree] = {}
-
-  def table_of(params):
-    # Computed once, since optax takes a fifth of a millisecond a step.
-    leaves, treedef = jax.tree.flatten(params)
-    key = treedef, *(tuple(leaf.shape) for leaf in leaves)
-    if key not in tables:
-      tables[key] = counts.kept_table(
-          params, sparsity, distribution, times, structure
-      )
-    if isinstance(tables[key], counts.ModelTable):
-      raise ValueError(
-          "distribution is 'model_wide', which ranks all layers together, and "
-          "hard_threshold ranks each by itself; give 'uniform', 'erk' or "
-          "'by_pattern'."
-      )
-    return tables[key]
-
-  def mask_at(count, params):
-    row = row_at(count)
-    kept = jax.tree.map(lambda rows: jnp.asarray(rows)[row], table_of(params))
-    return trees.map_leaves(cut, params, kept, _as_tree(least, params))
-
-  def cut(w, kept, least):
-    sizes = jnp.abs(w)
-    if not has_least:
-      mask = topk.keep_largest(structure.reduce(sizes), kept)
-      return structure.expand(mask, w.shape)
-    sure = _EACH_OUTPUT.expand(
-        topk.keep_largest(_EACH_OUTPUT.reduce(sizes), least), w.shape
-    )
-    rest = kept - least * w.shape[-1]
-    return sure | topk.keep_largest(sizes, rest, among=~sure)
+  distribution = distributions.distribution_of(distribution)
+  rule = leafwise.leafwise(
+      sparsity, times, keep, distribution=distribution, structure=structure,
+      init='magnitude',
+  )
 
   def init(key, params):
-    del key
-    table = table_of(params)
-    for (name, p), rows, number in zip(
-        trees.by_name(params).items(), jax.tree.leaves(table),
-        jax.tree.leaves(_as_tree(least, params)),
+    table = counts.kept_table(params, sparsity, distribution, times, structure)
+    if isinstance(table, counts.ModelTable):
+      if least:
+        raise ValueError(
+            f"least is {least} and distribution is 'model_wide', which leaves "
+            'open how many weights a layer keeps; leave one of them out.'
+        )
+      table = {}  # Each layer keeps a weight.
+    for (name, p), rows in zip(
+        trees.by_name(params).items(), jax.tree.leaves(table)
     ):
       size = math.prod(structure.unit_shape(p.shape)[1:])
       # The sparsest steps; a count of 1 may be that of 0, rounded up.
       for row in np.flatnonzero(rows == rows.min())[[0, -1]].tolist():
-        step = 0 if is_constant else int(times.steps[row])
-        fraction = trees.by_name(sparsity_at(step, params))[name]
-        _check_kept(name, p.shape, size, fraction, number)
-    return mask_at(0, params)
+        step = 0 if constant else int(times.steps[row])
+        fraction = trees.by_name(rule.sparsity_at(step, params))[name]
+        _check_kept(name, p, size, fraction, least)
+    return update(key, 0, None, params, None)
 
-  return Algorithm(
-      sparsity_at=sparsity_at,
+  def update(key, count, mask, params, grads):
+    del key, mask, grads
+    everything = jax.tree.map(lambda p: jnp.ones(p.shape, bool), params)
+    return rule.update(jax.random.key(0), count, everything, params, params)
+
+  always = lambda count: (
+      True if schedules.is_host_int(count) else jnp.ones_like(count, bool)
+  )
+  return rule._replace(
       init=init,
-      update=lambda key, count, mask, params, grads: mask_at(count, params),
-      update_at=_always,
-      dense_grads_at=_always,
-      sparsity_changes_at=algorithm.never if is_constant else times.contains,
+      update=update,
+      update_at=always,
+      dense_grads_at=always,
+      sparsity_changes_at=algorithm.never if constant else times.contains,
       mask_by=lambda maker, key, params: init(key, params),
       for_kernels=distributions.for_kernels(
           distribution,
           lambda bound: largest(
               sparsity, least=least, update_every=update_every,
-              update_until=update_until,
-              distribution=bound, structure=structure,
+              update_until=update_until, distribution=bound,
+              structure=structure,
           ),
       ),
   )
 
 
-def _always(count: Any) -> Any:
-  return True if schedules.is_host_int(count) else jnp.ones_like(count, bool)
+def _has_least(least: int, layers: jax.Array) -> bool:
+  """Returns whether outputs of layers have a least number of weights.
+
+  An output of a layer with one input, such as an entry of a bias, has none.
+  """
+  return least > 0 and layers.shape[-2] > 1
 
 
-def _as_tree(least: PyTree, params: PyTree) -> PyTree:
-  """Returns a number for each leaf of `params`."""
-  if jax.tree_util.all_leaves([least]):
-    return jax.tree.map(lambda _: least, params)
-  return jax.tree.map(
-      lambda n, sub: jax.tree.map(lambda _: n, sub), least, params,
-      is_leaf=lambda x: x is None,
-  )
-
-
-def _check_least(least: PyTree, structure: Structure) -> bool:
-  """Returns whether units have a least number of weights, or raises."""
-  for number in jax.tree.leaves(least):
-    whole = isinstance(number, (int, np.integer))
-    if not whole or isinstance(number, bool) or number < 0:
-      raise ValueError(
-          f'least is {number!r}; give a whole number of weights for each '
-          'output, 0 or more.'
-      )
-    if number and structure is not structures.UNSTRUCTURED:
-      raise ValueError(
-          f'least is {number}, which needs an unstructured mask, and structure '
-          f'is {structure!r}; leave one of them out.'
-      )
-  return any(jax.tree.leaves(least))
+def _check_least(least: int, structure: Structure) -> None:
+  """Raises ValueError unless outputs can have a least number of weights."""
+  whole = isinstance(least, (int, np.integer))
+  if not whole or isinstance(least, bool) or least < 0:
+    raise ValueError(
+        f'least is {least!r}; give a whole number of weights for each output, '
+        '0 or more.'
+    )
+  if least and structure is not structures.UNSTRUCTURED:
+    raise ValueError(
+        f'least is {least}, which needs an unstructured mask, and structure is '
+        f'{structure!r}; leave one of them out.'
+    )
 
 
 def _check_kept(
-    name: str, shape: tuple[int, ...], size: int, fraction: float, least: int
+    name: str, layers: jax.Array, size: int, fraction: float, least: int
 ) -> None:
   """Raises ValueError if a leaf keeps no weight, or too few for its outputs."""
-  kept, outputs = size - round(fraction * size), shape[-1]
+  kept, outputs = size - round(fraction * size), layers.shape[-1]
   if not kept:
     raise ValueError(
         f'sparsity is {fraction:g}, which keeps none of the {size:,} weights '
         f'of {name!r}; lower it, or leave the leaf out by `where`.'
     )
-  if kept < least * outputs:
+  if _has_least(least, layers) and kept < least * outputs:
     raise ValueError(
         f'least is {least} for each of the {outputs:,} outputs of {name!r}, '
         f'which is more than the {kept:,} weights that sparsity {fraction:g} '

@@ -292,8 +292,15 @@ def not_enough_pruned(units: Units) -> jax.Array:
 
 
 def _check_sparsities(sparsity: PyTree, times: schedules.UpdateTimes) -> None:
-  """Evaluates the sparsity at all updates, to raise errors before training."""
-  steps = [0] if schedules.is_constant(sparsity) else [0, *times.steps.tolist()]
+  """Evaluates the sparsity at some updates, to raise errors at once.
+
+  `kept_table` evaluates it at all of them, once there are parameters.
+  """
+  steps = [0]
+  if not schedules.is_constant(sparsity):
+    last = len(times.steps) - 1
+    rows = np.linspace(0, last, min(last + 1, 100)).astype(int)
+    steps += times.steps[rows].tolist()
   for step in steps:
     schedules.sparsity_at(sparsity, step)
 
