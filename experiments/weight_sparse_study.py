@@ -22,7 +22,7 @@ RUN.png. A run that does not reach the loss with all its nodes has no circuit.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import pathlib
@@ -144,6 +144,7 @@ def _losses(
 ) -> Iterator[str]:
   path, steps = output / 'losses.json', _STEPS.value
   rows = json_files.read_json(path) if path.exists() else []
+  _check_same(output, rows, steps=steps)
   done = [(row['width'], row['kept'], row['seed']) for row in rows]
   for width, kept, seed in points:
     if (width, kept, seed) in done:
@@ -151,14 +152,8 @@ def _losses(
     run = training.Run.create(
         config_of(width, kept, seed, steps), _folder(width, kept, seed)
     )
-    same = dict(steps=steps, corpus=run.corpus.fingerprint)
-    for row in rows:
-      if row | same != row:
-        raise ValueError(
-            f'output {str(output)!r} has runs of {row["steps"]} steps on the '
-            f'corpus {row["corpus"][:8]}, not of {steps} on '
-            f'{same["corpus"][:8]}; give another folder.'
-        )
+    corpus = run.corpus.fingerprint
+    _check_same(output, rows, corpus=corpus)
     lifecycle.finish(run.open())
     finished = runs.read_run(run.workdir)
     rows.append(dict(
@@ -167,7 +162,7 @@ def _losses(
             finished.sparsified_parameters
             * (1 - finished.phases[-1].sparsity)
         ),
-        loss=finished.rows[-1]['validation/loss'], **same,
+        loss=finished.rows[-1]['validation/loss'], steps=steps, corpus=corpus,
         processor=machine.describe_machine()['processor'],
     ))
     json_files.write_json(path, rows, indent=1)
@@ -179,6 +174,19 @@ def _losses(
     )
   style.save(figures.plot_losses(rows), output / 'losses.png')
   yield f'{path} and losses.png are written'
+
+
+def _check_same(
+    output: pathlib.Path, rows: Sequence[Mapping[str, Any]], **same: Any
+) -> None:
+  """Raises ValueError if recorded runs have other steps or another corpus."""
+  for name, value in same.items():
+    for row in rows:
+      if row[name] != value:
+        raise ValueError(
+            f'output {str(output)!r} has runs with {name} {row[name]}, not '
+            f'{value}; give another folder.'
+        )
 
 
 def _folder(width: int, kept: int, seed: int) -> pathlib.Path:
