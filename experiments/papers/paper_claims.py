@@ -197,8 +197,9 @@ _CONTEXT_64 = (
         Expected(-0.02, 0.0101, f'no pilot; deviation of {_OLD}')
     ),
     _variable(
-        'variable-96', 'Variable SPDF, width 96,',
-        scales.sized(scales.VARIABLE, 'w96'), _W96
+        'variable-96',
+        'Variable SPDF that is dense from the half on, width 96,',
+        scales.EARLY_DENSE_96, _W96
     ),
     Claim(
         'size', 'larger models lose less at 75 %: width 96 less than 64',

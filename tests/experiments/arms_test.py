@@ -433,7 +433,7 @@ def test_arms_of_equal_flops_differ_by_less_than_2_percent(size):
   small = Arm('dense', size=f'small-{size}'.rstrip('-'))
   for arm in (
       scales.at_flops_of(sparse), scales.sized(scales.VARIABLE, size),
-      *[scales.EARLY_DENSE] * (not size),
+      scales.EARLY_DENSE_96 if size else scales.EARLY_DENSE,
   ):
     assert cost(arm) == pytest.approx(cost(sparse), rel=1e-3)
   assert cost(small) == pytest.approx(cost(sparse), rel=0.02)
