@@ -64,7 +64,7 @@ _WORKDIR = flags.DEFINE_string(
     'workdir', 'runs/weight_sparse', 'Folder of runs.', flag_values=FLAGS
 )
 _WIDTHS = flags.DEFINE_list(
-    'widths', ['64', '128', '256'], 'd_model of losses and speed.',
+    'widths', ['32', '64', '128'], 'd_model of losses and speed.',
     flag_values=FLAGS,
 )
 _KEPT = flags.DEFINE_list(

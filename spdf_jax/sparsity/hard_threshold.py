@@ -62,10 +62,10 @@ def hard_threshold(
     least: Number of the largest weights of each output that are kept in any
       case, in place of others of the matrix; leaves with one input, such as
       biases, have none.
-    update_every: Number of steps between changes of the sparsity by a schedule;
-      masks are chosen at every step.
+    update_every: Number of steps between changes of the sparsity by a schedule,
+      or a list of these steps; masks are chosen at every step.
     update_until: Last step at which a schedule changes the sparsity; a constant
-      sparsity needs none.
+      sparsity and a list need none.
     distribution: Distribution of the sparsity over leaves, as for `gmp`:
       `uniform`, `erk`, `igq`, `model_wide`, or `by_pattern`, with which
       `sparsity` is a mapping of patterns; or its name.

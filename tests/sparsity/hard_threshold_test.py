@@ -184,7 +184,7 @@ def test_the_largest_weights_of_a_whole_model_stay():
 def test_a_list_of_changes_without_the_first_step_starts_at_its_sparsity():
   tx = spdf.hard_threshold(
       optax.sgd(0.0), lambda step: jnp.where(step < 2, 0.0, 0.75),
-      update_every=[2, 4], update_until=4,
+      update_every=[2, 4],
   )
   params = {'w': jnp.ones((4, 8))}
   state = tx.init(params)
@@ -274,7 +274,7 @@ def init(sparsity=0.75, **arguments):
     (lambda: init(0.99), "sparsity is 0.99, which keeps none of the 32 weights "
      "of 'w'; lower it"),
     (lambda: init(1.0), r'sparsity is 1.0; .* \[0, 1\)'),
-    (lambda: init(SPARSITY), 'sparsity is a schedule and update_until is None'),
+    (lambda: init(SPARSITY), 'update_every is 1 and update_until is None'),
     (lambda: init(
         optax.linear_schedule(0.0, 0.99, 9), update_until=9),
      'keeps none of the 32 weights'),

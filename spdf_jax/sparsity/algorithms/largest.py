@@ -58,11 +58,6 @@ def largest(
   structure = structures.structure_of(structure)
   _check_least(least, structure)
   constant = schedules.is_constant(sparsity)
-  if not constant and update_until is None:
-    raise ValueError(
-        'sparsity is a schedule and update_until is None; give update_until, '
-        'the last step at which the schedule changes the sparsity.'
-    )
   times = leafwise.update_times_of(sparsity, update_every, 0, update_until)
   if not constant and times.start:  # A list or function without the first step.
     times = schedules.update_times([0, *times.steps.tolist()])
