@@ -3,7 +3,7 @@ r"""Trains weight-sparse GPTs and finds circuits: --study=NAME --output=DIR.
   python -m experiments.weight_sparse_study --study=losses --output=DIR
   python -m experiments.weight_sparse_study --study=speed --output=DIR
   python -m experiments.weight_sparse_study --study=circuit --output=DIR \
-    --runs=width128-kept16-0
+    --runs=width64-kept4-0
 
 losses: trains configs/weight_sparse.py at every width and kept fraction, and
 two of these with three seeds, in folders of --workdir; writes the validation
@@ -72,7 +72,7 @@ _KEPT = flags.DEFINE_list(
     'Weights of which one is kept, of losses.', flag_values=FLAGS,
 )
 _REPEATED = flags.DEFINE_list(
-    'repeated', ['128/1', '128/64'], 'WIDTH/KEPT of losses with all seeds.',
+    'repeated', ['64/1', '64/64'], 'WIDTH/KEPT of losses with all seeds.',
     flag_values=FLAGS,
 )
 _SEEDS = flags.DEFINE_integer(
