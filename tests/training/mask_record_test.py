@@ -67,6 +67,18 @@ def test_masks_that_cut_off_units_are_named_once(gathered):
   assert "a random mask has 0.9%" in text and "grow='balanced'" in text
 
 
+def test_units_that_may_return_are_recorded_without_a_warning(tmp_path, caplog):
+  blocks = dict(structure='block', inputs=4, outputs=4)
+  state, run = trained(
+      tmp_path, dict(name='hard_threshold', sparsity=0.75, structure=blocks)
+  )
+  mask = spdf.get_mask(state.opt_state)
+  layers = spdf.summarize(mask, state.params, where=run.model.where).layers
+  assert any(layer.cuts_off_units for layer in layers.values())
+  assert (tmp_path / 'masks.json').exists()
+  assert 'keep no weight' not in caplog.text
+
+
 def test_a_static_run_neither_warns_nor_records(tmp_path, caplog):
   trained(tmp_path, static(0.9))  # Two thirds of a layer's units keep a weight.
   assert 'keep no weight' not in caplog.text

@@ -152,7 +152,8 @@ class Evaluations:
       return
     mask_record.write(self._run.workdir, step, phase, description)
     cut = {k: x for k, x in summary.layers.items() if x.cuts_off_units}
-    if cut and not self._has_warned:
+    # Under hard_threshold all weights have gradients, so that units return.
+    if cut and not (self._has_warned or self._run.plan.thresholds):
       self._has_warned = True
       name = max(cut, key=lambda name: cut[name].cut_off)
       layer = cut[name]
