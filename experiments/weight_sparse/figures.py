@@ -23,7 +23,8 @@ def plot_losses(rows: Sequence[Mapping[str, Any]]) -> Any:
   """
   figure = style.new_figure(5.6, 3.8)
   ax = figure.subplots()
-  for i, width in enumerate(sorted({row['width'] for row in rows})):
+  widths = sorted({row['width'] for row in rows})
+  for i, width in enumerate(widths):
     look = style.line_style(i)
     own = sorted(
         (row for row in rows if row['width'] == width),
@@ -40,11 +41,14 @@ def plot_losses(rows: Sequence[Mapping[str, Any]]) -> Any:
         [row['loss'] for row in others], linestyle='none', marker='o',
         markersize=3, color=look['color'], alpha=0.5,
     )
+    # Names are above the lines, and below the lowest one, that of most width.
+    below = width == widths[-1]
     for row in first:
       name = 'dense' if row['kept'] == 1 else f'1/{row["kept"]}'
       ax.annotate(
           name, (row['kept_weights'], row['loss']), fontsize=6,
-          textcoords='offset points', xytext=(3, 4), color=style.GREY,
+          textcoords='offset points', xytext=(-3, -9) if below else (3, 4),
+          ha='right' if below else 'left', color=look['color'],
       )
   ax.set(
       xscale='log', xlabel='kept weights of sparsified leaves',

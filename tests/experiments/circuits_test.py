@@ -175,3 +175,21 @@ def test_the_command_trains_each_model_once_and_finds_circuits(tmp_path):
   found, = json.loads((tmp_path / 'circuits.json').read_text())
   assert found['run'] == 'width32-kept4-0'
   assert found['tasks'].keys() == tasks.TASKS.keys()
+
+
+def test_numbers_of_the_results_are_recorded():
+  results = ROOT / 'experiments' / 'results' / 'weight_sparse'
+  page = (results / 'README.md').read_text()
+  read = lambda name: json.loads((results / name).read_text())
+  numbers = [
+      f'{row["loss"]:.3f}, {row["kept_weights"]:,} '
+      for row in read('losses.json') if not row['seed']
+  ] + [
+      f'{row["circuit"]["size"]}, {row["circuit"]["edges"]}'
+      for task in ('quote', 'call') for row in read(f'{task}/circuits.json')
+  ] + [
+      '{ratio:.2f} ({low:.2f} to {high:.2f})'.format(**row)
+      for row in read('speed.json') if row['step'] != 'dense'
+  ]
+  assert len(numbers) == 15 + 6 + 6
+  assert [number for number in numbers if number not in page] == []
