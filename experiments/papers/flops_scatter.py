@@ -22,7 +22,7 @@ def plot_flops(
 
   Every small point is a run at the end of its own schedule, a large one the
   mean of an arm, which stands to the right. Arms that are compared at equal
-  FLOPs have one heading, with the width of the models that a size refers to.
+  FLOPs have one heading, with the widths of their models.
 
   Args:
     scale: The scale.
@@ -70,7 +70,10 @@ def plot_flops(
   labels = []
   for group in groups:
     amount = f'{flops[group[0]]:.1e}'.replace('e+', 'e')
-    labels.append(f'width {width(group[0])}, {amount} FLOPs')
+    widths = sorted({scale.sizes[arm.size].width for arm in group})
+    labels.append(
+        f'width {" and ".join(map(str, widths))}, {amount} FLOPs'
+    )
     for arm in sorted(group, key=losses.__getitem__, reverse=True):
       _plot_row(ax, len(labels), measured[arm], losses[arm], _color(scale, arm))
       labels.append(_label(scale, arm))
