@@ -216,14 +216,14 @@ def _speed(
       ratio, low, high = measuring.median_interval(ratios, rng)
       rows.append(dict(
           width=width, step=name, ratio=ratio, low=low, high=high,
-          milliseconds=1e3 * float(np.median(timings.wall[i])),
+          milliseconds=1e3 * float(np.median(timings.wall[i])) / _TIMED,
       ))
   json_files.write_json(output / 'speed.json', rows, indent=1)
   yield markdown.markdown_table(
       ['width', 'step', 'ms', 'over dense', '95 %'],
       [
           [
-              str(r['width']), r['step'], f'{r["milliseconds"] / _TIMED:.0f}',
+              str(r['width']), r['step'], f'{r["milliseconds"]:.0f}',
               f'{r["ratio"]:.2f}', f'{r["low"]:.2f} to {r["high"]:.2f}',
           ] for r in rows
       ],

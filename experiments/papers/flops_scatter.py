@@ -47,13 +47,11 @@ def plot_flops(
       and not arm.task
   ]
   width = lambda arm: scale.sizes[scale.reference(arm.size)].width
-  means = {
-      metric: {
-          arm: statistics.fmean(run[metric] for run in measured[arm].values())
-          for arm in shown
-      } for metric in ('flops', arms.PRETRAINED)
+  means = lambda metric: {
+      arm: statistics.fmean(run[metric] for run in measured[arm].values())
+      for arm in shown
   }
-  flops, losses = means.values()
+  flops, losses = means('flops'), means(arms.PRETRAINED)
   groups: list[list[Arm]] = []
   for arm in sorted(shown, key=lambda arm: (width(arm), flops[arm])):
     first = groups[-1][0] if groups else None

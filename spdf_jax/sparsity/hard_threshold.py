@@ -63,7 +63,7 @@ def hard_threshold(
       case, in place of others of the matrix; leaves with one input, such as
       biases, have none.
     update_every: Number of steps between changes of the sparsity by a schedule,
-      or a list of these steps; masks are chosen at every step.
+      a list of these steps, or a function; masks are chosen at every step.
     update_until: Last step at which a schedule changes the sparsity; a constant
       sparsity and a list need none.
     distribution: Distribution of the sparsity over leaves, as for `gmp`:
@@ -80,8 +80,9 @@ def hard_threshold(
   Raises:
     TypeError: an argument has the wrong type.
     ValueError: an argument is invalid; on `init`, if a leaf keeps no weight, or
-      fewer than `least` for each output, or if `inner` contains `sparsify`,
-      `hard_threshold` or `with_age`; on `update`, if `params` is missing.
+      fewer than `least` for each output, if a `model_wide` sparsity falls or
+      comes with `least`, or if `inner` contains `sparsify`, `hard_threshold` or
+      `with_age`; on `update`, if `params` is missing.
 
   References:
     Gao et al., `Weight-sparse transformers have interpretable circuits

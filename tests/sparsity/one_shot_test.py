@@ -201,15 +201,16 @@ def test_inputs_that_are_always_zero_are_pruned():
 @pytest.mark.ci
 def test_a_hessian_without_a_factor_is_damped_more_with_a_warning(caplog):
   w = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
-  x = 1e3 * np.ones((8, 600), np.float32)  # Of rank one.
-  # So small a damping is lost in the rounding of 600 columns.
+  # All entries of the Hessian are 2**24, so that elimination is exact and leaves
+  # zeros, on every processor: a damping of 1e-8 is rounded away.
+  x = np.full((16, 600), 2.0 ** 10, np.float32)
   prune_with = lambda damping: prune(
       one_shot.sparsegpt(damping=damping), w, x, 0.5
   )[0]
-  pruned = prune_with(1e-7)
+  pruned = prune_with(1e-8)
   assert np.isfinite(pruned).all()
   said = re.search(
-      'has no Cholesky factor at a damping of 1e-07; that of (.*) is used',
+      'has no Cholesky factor at a damping of 1e-08; that of (.*) is used',
       caplog.text,
   )
   np.testing.assert_array_equal(pruned, prune_with(float(said[1])))

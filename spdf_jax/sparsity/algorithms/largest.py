@@ -84,7 +84,7 @@ def largest(
             f"least is {least} and distribution is 'model_wide', which leaves "
             'open how many weights a layer keeps; leave one of them out.'
         )
-      table = {}  # Each layer keeps a weight.
+      return update(key, 0, None, params, None)  # Each layer keeps a weight.
     for (name, p), rows in zip(
         trees.by_name(params).items(), jax.tree.leaves(table)
     ):

@@ -67,7 +67,8 @@ def leafwise(
     The algorithm.
 
   Raises:
-    ValueError: a sparsity or fraction is out of its range at some update.
+    ValueError: a sparsity or fraction is out of its range at an update; of a
+      schedule, some are checked at once, and all on `init`.
   """
   distribution = distributions.distribution_of(distribution)
   init = initial_masks.init_of(init)
@@ -81,8 +82,20 @@ def leafwise(
       step = int(times.steps[times.index(count)])
     return distribution(params, schedules.sparsity_at(sparsity, step))
 
+  tables: dict[Any, PyTree] = {}
+
+  def table_of(params):
+    # Computed once, since a step outside of jit would evaluate all schedules.
+    leaves, treedef = jax.tree.flatten(params)
+    key = treedef, *(tuple(leaf.shape) for leaf in leaves)
+    if key not in tables:
+      tables[key] = counts.kept_table(
+          params, sparsity, distribution, times, structure
+      )
+    return tables[key]
+
   def update(key, count, mask, params, grads):
-    table = counts.kept_table(params, sparsity, distribution, times, structure)
+    table = table_of(params)
     row = times.index(count)
     if isinstance(table, ModelTable):
       mask = prune_model(mask, params, _row(table.rows, row), structure)
@@ -120,7 +133,7 @@ def leafwise(
 
   def init_mask(key, params):
     mask = mask_by(init, key, params)
-    table = counts.kept_table(params, sparsity, distribution, times, structure)
+    table = table_of(params)
     if drop_fraction != 0:
       _check_drops(table, params, structure, fractions)
     return mask

@@ -152,7 +152,7 @@ class Evaluations:
       return
     mask_record.write(self._run.workdir, step, phase, description)
     cut = {k: x for k, x in summary.layers.items() if x.cuts_off_units}
-    # Under hard_threshold all weights have gradients, so that units return.
+    # Under hard_threshold pruned weights have gradients: units may return.
     if cut and not (self._has_warned or self._run.plan.thresholds):
       self._has_warned = True
       name = max(cut, key=lambda name: cut[name].cut_off)
