@@ -201,8 +201,8 @@ def test_inputs_that_are_always_zero_are_pruned():
 @pytest.mark.ci
 def test_a_hessian_without_a_factor_is_damped_more_with_a_warning(caplog):
   w = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
-  # All entries of the Hessian are 2**24, so that elimination is exact and leaves
-  # zeros, on every processor: a damping of 1e-8 is rounded away.
+  # All entries of the Hessian are 2**24, so that elimination is exact and
+  # leaves zeros, on every processor: a damping of 1e-8 is rounded away.
   x = np.full((16, 600), 2.0 ** 10, np.float32)
   prune_with = lambda damping: prune(
       one_shot.sparsegpt(damping=damping), w, x, 0.5
