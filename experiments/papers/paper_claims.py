@@ -171,7 +171,6 @@ def _pays(width: int, sparse: Arm, small: Arm) -> list[Claim]:
 
 
 _VARIABLE_WAS = Expected(0.0514, 0.0101, _OLD)
-_EARLY_EXPECTED = Expected(-0.02, 0.0101, f'no pilot; deviation of {_OLD}')
 
 
 def _variable(
@@ -194,12 +193,14 @@ _CONTEXT_64 = (
     ),
     _variable(
         'early-64', 'Variable SPDF that is dense from the half on, width 64,',
-        scales.EARLY_DENSE, scales.STATIC_75, _EARLY_EXPECTED
+        scales.EARLY_DENSE, scales.STATIC_75,
+        Expected(-0.02, 0.0101, f'no pilot; deviation of {_OLD}')
     ),
     _variable(
         'variable-96',
         'Variable SPDF that is dense from the half on, width 96,',
-        scales.EARLY_DENSE_96, _W96, _EARLY_EXPECTED
+        scales.EARLY_DENSE_96, _W96,
+        Expected(0.0514, 0.0101, f'of Variable, which it replaces; {_OLD}')
     ),
     Claim(
         'size', 'larger models lose less at 75 %: width 96 less than 64',
