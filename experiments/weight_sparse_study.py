@@ -3,7 +3,7 @@ r"""Trains weight-sparse GPTs and finds circuits: --study=NAME --output=DIR.
   python -m experiments.weight_sparse_study --study=losses --output=DIR
   python -m experiments.weight_sparse_study --study=speed --output=DIR
   python -m experiments.weight_sparse_study --study=circuit --output=DIR \
-    --runs=width64-kept4-0
+    --runs=width64-kept4-0 --target=0.3
 
 losses: trains configs/weight_sparse.py at every width and kept fraction, and
 two of these with three seeds, in folders of --workdir; writes the validation

@@ -10,7 +10,9 @@ import pytest
 from experiments.papers import arm_report
 from experiments.papers import claim_plots
 from experiments.papers import claim_report
+from experiments.papers import flops_scatter
 from experiments.papers import scales
+from experiments.papers.arms import Arm
 from experiments.papers.claims import HOLDS
 from experiments.papers.claims import NO_VERDICT
 from experiments.papers.scales import SCALES
@@ -50,6 +52,24 @@ def failed(world):
       f'{gate.key} {gate.subject.name if gate.subject else ""}'.strip()
       for gate in world.gates if not gate.passed
   }
+
+
+def test_arms_of_equal_flops_are_drawn_under_one_heading():
+  loss = lambda x, flops: {1: {'validation/loss': x, 'flops': flops}}
+  sparse, small = Arm('static', 0.75), Arm('dense', size='small')
+  figure = flops_scatter.plot_flops(CONTEXT_64, {
+      Arm('dense'): loss(1.5, 6.2e12), sparse: loss(1.58, 2.5e12),
+      small: loss(1.59, 2.48e12), Arm('static', 0.99): loss(2.0, 1.3e12),
+      Arm('dense', flops_of=sparse): loss(1.65, 2.5e12),
+  })
+  ax, = figure.axes
+  assert [tick.get_text() for tick in ax.get_yticklabels()] == [
+      'width 36 and 64, 2.5e12 FLOPs', 'dense, 40 % of the tokens',
+      'dense, width 36', '75 % zeros', 'width 64, 6.2e12 FLOPs', 'dense',
+  ]
+  assert [text.get_text() for text in ax.texts] == [
+      '1.650', '1.590', '1.580', '1.500'
+  ]
 
 
 def test_all_gates_hold_in_a_world_where_all_claims_do():

@@ -27,6 +27,7 @@ from spdf_jax.sparsity.structures import Structure
 
 PyTree = Any
 
+_CHECKED = 100  # Updates at which a sparsity is checked at once.
 _CARRY = 2  # Folded into a leaf's key to round numbers of dropped connections.
 
 
@@ -312,7 +313,7 @@ def _check_sparsities(sparsity: PyTree, times: schedules.UpdateTimes) -> None:
   steps = [0]
   if not schedules.is_constant(sparsity):
     last = len(times.steps) - 1
-    rows = np.linspace(0, last, min(last + 1, 100)).astype(int)
+    rows = np.linspace(0, last, min(last + 1, _CHECKED)).astype(int)
     steps += times.steps[rows].tolist()
   for step in steps:
     schedules.sparsity_at(sparsity, step)
