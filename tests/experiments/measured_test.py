@@ -1,4 +1,4 @@
-"""Numbers in tables of measurements are those of committed records.
+"""Numbers of measurements and claims are those of committed records.
 
 A table has a function that names the rows of records behind each of its cells.
 Tables and records that are missing are listed with the reason.
@@ -378,6 +378,32 @@ def test_numbers_of_a_table_are_recorded(table):
         if value.replace(',', '') != number.replace(',', ''):
           wrong.append(f'{number} is {value}: {source}')
   assert wrong == []
+
+
+def test_decided_differences_are_written_as_they_are_recorded():
+  folder = RESULTS / 'claims-context-64'
+  readme = (ROOT / README).read_text()
+  readme = re.sub(r'\[([^]]*)\]\([^)]*\)', r'\1', readme)  # Without links.
+  tables = [
+      (folder / 'README.md').read_text(),
+      (RESULTS.parent / 'guides' / 'papers.md').read_text(),
+  ]
+  judged = [
+      claim['comparisons'][0]
+      for claim in json.loads((folder / 'results.json').read_text())['claims']
+      if claim['verdict'] != 'no verdict'
+  ]
+  minus = lambda text: text.replace('-', '−')
+  assert len(judged) >= 4
+  for found in judged:
+    mean, low, high = (found[name] for name in ('mean', 'low', 'high'))
+    ends = f'({low:.3f} to {high:.3f})'
+    assert all(minus(f'{mean:+.3f} {ends}') in text for text in tables)
+    if mean < 0:
+      low, high = -high, -low
+    word = 'lower' if mean < 0 else 'higher'
+    ends = f'({low:.3f} to {high:.3f})'
+    assert minus(f'{abs(mean):.3f} {word} {ends}') in readme
 
 
 def test_records_that_are_called_missing_are_missing():

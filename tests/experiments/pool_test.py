@@ -4,7 +4,6 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import math
-import re
 import subprocess
 import sys
 import threading
@@ -388,32 +387,6 @@ def test_a_protocol_that_is_moved_keeps_its_commit(tmp_path, monkeypatch):
   git('mv', 'PROTOCOL.md', 'claims/PROTOCOL.md')
   git('commit', '-m', 'Move')
   assert pool_identity.protocol_commit('claims/PROTOCOL.md') == registered
-
-
-def test_decided_differences_are_written_as_they_are_recorded():
-  folder = RESULTS / 'claims-context-64'
-  readme = (RESULTS.parents[1] / 'README.md').read_text()
-  readme = re.sub(r'\[([^]]*)\]\([^)]*\)', r'\1', readme)  # Without links.
-  tables = [
-      (folder / 'README.md').read_text(),
-      (RESULTS.parent / 'guides' / 'papers.md').read_text(),
-  ]
-  judged = [
-      claim['comparisons'][0]
-      for claim in json_files.read_json(folder / 'results.json')['claims']
-      if claim['verdict'] != 'no verdict'
-  ]
-  minus = lambda text: text.replace('-', '−')
-  assert len(judged) >= 4
-  for found in judged:
-    mean, low, high = (found[name] for name in ('mean', 'low', 'high'))
-    ends = f'({low:.3f} to {high:.3f})'
-    assert all(minus(f'{mean:+.3f} {ends}') in text for text in tables)
-    if mean < 0:
-      low, high = -high, -low
-    word = 'lower' if mean < 0 else 'higher'
-    ends = f'({low:.3f} to {high:.3f})'
-    assert minus(f'{abs(mean):.3f} {word} {ends}') in readme
 
 
 def test_a_folder_of_claims_has_the_protocol_that_judges_it():
