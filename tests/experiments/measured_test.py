@@ -34,9 +34,6 @@ STEPS, AMX = 'peers/steps.json', 'peers/amx.json'
 WITHOUT_RECORD = {
     ZEN4: 'measured before rows of the suite matmul were committed',
     ZEN3: 'measured before rows of the suite matmul were committed',
-    INTEL: 'measured before rows of the suite matmul were committed',
-    DECODE_INTEL: 'only the table of this run was kept',
-    PROFILES_INTEL: 'only the table of this run was kept',
 }
 """Records that are missing, and why. An entry goes when its record comes."""
 
@@ -300,8 +297,8 @@ TABLES = {
     (MEASURED, 'static mask over dense'): of_overhead,
     (PROFILES, 'width'): functools.partial(of_profiles, 'peers/profiles.json'),
     (PROFILES, 'zeros'): functools.partial(of_profiles, PROFILES_INTEL),
-    (DECODE, 'width 768, bfloat16 values'):
-        functools.partial(of_decoding, DECODE_INTEL),
+    (DECODE, 'Intel, width 768'): functools.partial(of_decoding, DECODE_INTEL),
+    (DECODE, 'Intel, width 2048'): functools.partial(of_decoding, DECODE_INTEL),
     (HOSTS, 'model'): of_skip_zeros,
     (SKIP_ZEROS, 'Zen 4, float32'): of_skip_zeros,
     (SKIP_ZEROS, 'Zen 4, bfloat16'): of_skip_zeros,
