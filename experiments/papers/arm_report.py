@@ -11,6 +11,7 @@ from experiments.pool.pool import Entry
 from experiments.pool.pool import Job
 from experiments.pool.pool import Outcome
 from spdf_jax.runs import markdown
+from spdf_jax.runs import read
 
 
 def measured(
@@ -94,6 +95,45 @@ def format_arms(
       ['arm', 'chosen', 'measure', 'mean ± deviation', 'seeds', 'FLOPs'],
       rows, numbers=['mean ± deviation', 'seeds', 'FLOPs'],
   )
+
+
+def format_units(
+    measurements: Mapping[Any, Mapping[int, Outcome]]
+) -> str | None:
+  """Formats a table of the units of final masks, of arms whose masks move.
+
+  Args:
+    measurements: Result of `measured`.
+
+  Returns:
+    A Markdown table of means over seeds: the fraction of inputs and outputs
+    that keep no weight, and the variance of kept weights per input and output,
+    over that of a random mask; None if no arm's masks move.
+
+  Example:
+    >>> from experiments.papers.arms import Arm
+    >>> units = dict(zip(read.UNIT_STATISTICS, (0.0125, 40.0, 20.0)))
+    >>> print(format_units({Arm('rigl', 0.8): {1: units}, Arm('dense'): {}}))
+    | arm | units cut off | variation, inputs | variation, outputs |
+    | --- | ---: | ---: | ---: |
+    | rigl-80 | 1.2% | 40.0 | 20.0 |
+  """
+  rows = []
+  for arm, outcomes in measurements.items():
+    values = [
+        [outcome[name] for name in read.UNIT_STATISTICS]
+        for outcome in outcomes.values() if read.UNIT_STATISTICS[0] in outcome
+    ]
+    if values:
+      cut_off, *variations = (sum(v) / len(v) for v in zip(*values))
+      rows.append([
+          markdown.escape(arm.name), f'{cut_off:.1%}',
+          *(f'{value:.1f}' for value in variations),
+      ])
+  if not rows:
+    return None
+  headings = ['units cut off', 'variation, inputs', 'variation, outputs']
+  return markdown.markdown_table(['arm', *headings], rows, numbers=headings)
 
 
 def format_choices(entries: Sequence[Entry], done: Done) -> str:

@@ -29,6 +29,7 @@ from spdf_jax import files
 from spdf_jax import runs
 from spdf_jax import training
 from spdf_jax.runs import lifecycle
+from spdf_jax.runs import read
 from spdf_jax.training.checkpoints import files as checkpoint_files
 from spdf_jax.training.configs import early_stop
 from spdf_jax.training.loop import metrics
@@ -168,9 +169,10 @@ def train(run: training.Run, workdir: pathlib.Path) -> dict[str, Any]:
 
   Returns:
     Losses of the last evaluation; FLOPs, steps and seconds of the training;
-    whether native kernels ran; if there are several evaluations, the validation
-    loss over steps and seconds; and for a fine-tuning, the cosine distances of
-    the hidden matrices to those before, by module.
+    whether native kernels ran; if masks move, the last statistics of units; if
+    there are several evaluations, the validation loss over steps and seconds;
+    and for a fine-tuning, the cosine distances of the hidden matrices to those
+    before, by module.
   """
   run = run.open(workdir)
   diverged: dict[str, Any] = {}
@@ -181,7 +183,9 @@ def train(run: training.Run, workdir: pathlib.Path) -> dict[str, Any]:
   except training.NotFinite:
     diverged = dict.fromkeys(early_stop.METRICS, math.nan)
   rows = metrics.read_rows(workdir / 'metrics.jsonl')
-  outcome: dict[str, Any] = metrics.last_values(rows, early_stop.METRICS)
+  outcome: dict[str, Any] = metrics.last_values(
+      rows, (*early_stop.METRICS, *read.UNIT_STATISTICS)
+  )
   curve, seconds = [], 0.0
   for row in rows:
     seconds += row.get('time/seconds', 0.0)

@@ -403,12 +403,13 @@ def format_sparsity(phase: PhaseRecord) -> str:
   return ' to '.join(dict.fromkeys(map(markdown.percent, phase.sparsities)))
 
 
-STATISTICS = tuple(
+UNIT_STATISTICS = (
+    'sparsity/cut_off', 'sparsity/row_variation', 'sparsity/column_variation'
+)
+"""Names of logged statistics of the inputs and outputs of layers."""
+STATISTICS = UNIT_STATISTICS + tuple(
     f'sparsity/{name}'
-    for name in (
-        'grown', 'dropped', 'surviving', 'overlap', 'exploration', 'cut_off',
-        'row_variation', 'column_variation',
-    )
+    for name in ('grown', 'dropped', 'surviving', 'overlap', 'exploration')
 )
 """Names of logged statistics of masks, which are not names of layers."""
 

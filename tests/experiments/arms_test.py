@@ -14,6 +14,7 @@ import pytest
 from experiments import papers
 from experiments import pool
 from experiments.launch.grid import points
+from experiments.papers import arm_report
 from experiments.papers import claim_report
 from experiments.papers import scales
 from experiments.papers.arm_configs import create_config
@@ -319,6 +320,12 @@ def test_a_run_measures_its_losses_on_its_own_text_and_on_others(
   assert dense['steps'] > 0 and dense['flops'] > 0
   # Sources of Python have letters, and no zeros.
   assert dense['letters/loss'] < dense['zeros/loss']
+  # Masks that move have statistics of their units.
+  moving = run(job.parent._replace(arm=RIGL))
+  assert 0 < moving['sparsity/cut_off'] < 1 < moving['sparsity/row_variation']
+  assert 'sparsity/cut_off' not in dense
+  table = arm_report.format_units({RIGL: {1: moving}, scales.DENSE: {1: dense}})
+  assert 'rigl-90' in table and 'dense' not in table
   outcome = run(job)
   assert outcome['distance/wd'] > 0 and 'letters/loss' not in outcome
   assert 0 < outcome['target/loss'] < math.log(257) + 1
