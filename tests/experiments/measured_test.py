@@ -260,11 +260,14 @@ def of_decoding(record, row, heading):
   return with_interval(source) if heading.endswith(' run') else [source]
 
 
+CHIPS = {'Zen 4': 'zen4', 'Zen 5': 'zen5', 'Intel': 'emerald-rapids'}
+
+
 def of_skip_zeros(row, heading):
   """Reads processor, dtype and width in both headings, by default 512."""
   first, model = next(iter(row.items()))
   label = f'{first}, {heading}'
-  chip = re.search(r'Zen \d', label)[0].lower().replace(' ', '')
+  chip = re.search(r'Zen \d|Intel', label)[0]
   width = re.search(r'width (\d+)', label)
   case = (
       f'{model}, d_model {width[1] if width else 512}, '
@@ -272,7 +275,7 @@ def of_skip_zeros(row, heading):
   )
   return [
       Source(
-          f'skip_zeros/{chip}.json', case,
+          f'skip_zeros/{CHIPS[chip]}.json', case,
           f'{zeros} zeros: dense step / skip_zeros, wall',
       ) for zeros in ('50%', '75%', '90%')
   ]
@@ -284,7 +287,9 @@ def of_loop(row, heading):
       label if 'milliseconds' in label
       else '75% zeros: dense step / skip_zeros, wall'
   )
-  source = Source('skip_zeros/loop_zen5.json', heading, metric)
+  chip = next(iter(row)).removeprefix("README's loop, ")
+  record = f'skip_zeros/loop_{CHIPS[chip]}.json'
+  source = Source(record, heading, metric)
   return [source] if 'milliseconds' in label else with_interval(source)
 
 
@@ -303,7 +308,10 @@ TABLES = {
     (SKIP_ZEROS, 'Zen 4, float32'): of_skip_zeros,
     (SKIP_ZEROS, 'Zen 4, bfloat16'): of_skip_zeros,
     (SKIP_ZEROS, 'Zen 5'): of_skip_zeros,
+    (SKIP_ZEROS, 'Intel, float32'): of_skip_zeros,
+    (SKIP_ZEROS, 'Intel, bfloat16'): of_skip_zeros,
     (SKIP_ZEROS, "README's loop, Zen 5"): of_loop,
+    (SKIP_ZEROS, "README's loop, Intel"): of_loop,
 } | {
     table: functools.partial(of_decoding, 'decode/decode.json')
     for table in (
