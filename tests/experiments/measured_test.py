@@ -24,24 +24,28 @@ PROFILES = 'experiments/guides/profiles.md'
 DECODE = 'experiments/results/decode/README.md'
 HOSTS = 'experiments/guides/hosts.md'
 SKIP_ZEROS = 'experiments/results/skip_zeros/README.md'
+UPDATES = 'experiments/results/optimizer/README.md'
 
 ZEN5, ZEN4, ZEN3 = (f'matmul/zen{generation}.json' for generation in '543')
 INTEL = 'matmul/emerald-rapids.json'
 DECODE_INTEL = 'decode/emerald-rapids.json'
 PROFILES_INTEL = 'peers/profiles-emerald-rapids.json'
+OPTIMIZER_ZEN4, OPTIMIZER_INTEL = (
+    f'optimizer/{chip}.json' for chip in ('zen4', 'emerald-rapids')
+)
 STEPS, AMX = 'peers/steps.json', 'peers/amx.json'
 
 WITHOUT_RECORD = {
     ZEN4: 'measured before rows of the suite matmul were committed',
     ZEN3: 'measured before rows of the suite matmul were committed',
+    OPTIMIZER_ZEN4:
+        'measured before rows of the suite optimizer were committed',
 }
 """Records that are missing, and why. An entry goes when its record comes."""
 
 TABLES_WITHOUT_RECORD = {
     (MEASURED, 'run'): 'results/quickstart/report.md has it, but no JSON',
     (MEASURED, 'algorithm'): 'reports of these runs were not kept',
-    (MEASURED, 'update of masks over a dense step'):
-        'measured before rows of the suite optimizer were committed',
     (MEASURED, 'shapes'):
         'measured before rows of the suite primitives were committed',
 }
@@ -226,6 +230,28 @@ def of_overhead(row, heading):
   return [Source('peers/train_step.json', case, metric)]
 
 
+def of_updates(row, heading):
+  name = {'GMP': 'gmp', 'GMP over the whole model': 'gmp, model wide',
+          'SET': 'sparse_evolution', 'RigL': 'rigl', 'GraNet': 'granet',
+          'RigL, balanced': 'rigl, balanced'}.get(heading, heading)
+  chip = row['update of masks over a dense step']
+  record = {'Zen 4': OPTIMIZER_ZEN4, 'Intel': OPTIMIZER_INTEL}[chip]
+  return [
+      Source(
+          record, f'd_model 256, {name}', f'{name} step, update / dense, {time}'
+      ) for time in ('wall', 'CPU')
+  ]
+
+
+def of_update_intervals(row, heading):
+  name, when = next(iter(row.values())), heading.split()[0]
+  when = {'with': 'update'}.get(when, when)
+  return with_interval(Source(
+      OPTIMIZER_INTEL, f'd_model 256, {name}',
+      f'{name} step, {when} / dense, wall',
+  ))
+
+
 def of_profiles(record, row, heading):
   zeros, _, where = percent(row['zeros']).partition(' ')
   case = (
@@ -300,6 +326,8 @@ TABLES = {
     (MEASURED, 'width'): of_milliseconds,
     (MEASURED, 'dtype of both'): of_pytorch,
     (MEASURED, 'static mask over dense'): of_overhead,
+    (MEASURED, 'update of masks over a dense step'): of_updates,
+    (UPDATES, 'Intel Xeon, Emerald Rapids'): of_update_intervals,
     (PROFILES, 'width'): functools.partial(of_profiles, 'peers/profiles.json'),
     (PROFILES, 'zeros'): functools.partial(of_profiles, PROFILES_INTEL),
     (DECODE, 'Intel, width 768'): functools.partial(of_decoding, DECODE_INTEL),
@@ -340,7 +368,7 @@ def read_tables(page):
 
 PAGES = {
     (page, next(iter(rows[0]))): (rows, headings)
-    for page in (README, MEASURED, PROFILES, DECODE, HOSTS, SKIP_ZEROS)
+    for page in (README, MEASURED, PROFILES, DECODE, HOSTS, SKIP_ZEROS, UPDATES)
     for rows, headings in read_tables(page)
 }
 
