@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from spdf_jax import lowerings
 from spdf_jax.accelerator import crossovers
+from spdf_jax.accelerator import mask_counts
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator import reference
@@ -100,21 +101,24 @@ def _branch(
     choice: Crossovers, mask: jax.Array, *, fast: Any, masked: Any, dense: Any
 ) -> Any:
   """Multiplies in the fastest of three ways, by the sparsity of the mask."""
-  sparsity = 1 - jnp.mean(mask, dtype=jnp.float32)
+  return jax.lax.switch(_fastest(choice, mask), (dense, masked, fast))
+
+
+def _fastest(choice: Crossovers, mask: jax.Array) -> jax.Array:
+  """Returns 0 if nothing is pruned, 2 if kernels are faster, and otherwise 1.
+
+  Kept weights are counted exactly: a mask that prunes one weight is a mask.
+  """
+  inputs, outputs = mask.shape[-2:]
+  bands = mask_counts.kept_in_bands(mask)
+  kept = mask_counts.count_kept(bands)
   threshold: Any = choice.anywhere
   if choice.in_blocks != threshold:
-    threshold = jnp.where(_is_in_blocks(mask), choice.in_blocks, threshold)
-  way = jnp.where(sparsity > threshold, 2, jnp.where(sparsity > 0, 1, 0))
-  return jax.lax.switch(way, (dense, masked, fast))
-
-
-def _is_in_blocks(mask: jax.Array) -> jax.Array | bool:
-  *stack, inputs, outputs = mask.shape
-  side = crossovers.BLOCK
-  if inputs % side or outputs % side:
-    return False
-  blocks = mask.reshape(*stack, inputs // side, side, outputs // side, side)
-  return jnp.all(blocks == blocks[..., :1, :, :1])
+    in_blocks = mask_counts.are_in_blocks(bands, inputs)
+    threshold = jnp.where(in_blocks, choice.in_blocks, threshold)
+  sparsity = 1 - jnp.mean(kept / (inputs * outputs), dtype=jnp.float32)
+  masked = jnp.any(kept < inputs * outputs)
+  return jnp.where(masked, jnp.where(sparsity > threshold, 2, 1), 0)
 
 
 def sparse_matmul(

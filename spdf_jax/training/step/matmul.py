@@ -9,6 +9,7 @@ from jax.extend import backend as backends
 import jax.numpy as jnp
 
 from spdf_jax.accelerator import crossovers
+from spdf_jax.accelerator import mask_counts
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator.pallas.lowering import BLOCKS
 from spdf_jax.accelerator.wafer.execute import WAFER
@@ -198,5 +199,6 @@ def mask_sparsity(mask: PyTree) -> jax.Array:
   """
   leaves = jax.tree.leaves(mask)
   # A stacked leaf of a large model may have more weights than int32 counts.
-  rows = (jnp.sum(m, -1, dtype=jnp.int32).astype(jnp.float32) for m in leaves)
-  return 1 - sum(map(jnp.sum, rows)) / jnp.float32(sum(m.size for m in leaves))
+  bands = (mask_counts.kept_in_bands(jnp.atleast_2d(m)) for m in leaves)
+  kept = (jnp.sum(mask_counts.count_kept(b), dtype=jnp.float32) for b in bands)
+  return 1 - sum(kept) / jnp.float32(sum(m.size for m in leaves))
