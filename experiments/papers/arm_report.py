@@ -13,6 +13,9 @@ from experiments.pool.pool import Outcome
 from spdf_jax.runs import markdown
 from spdf_jax.runs import read
 
+_UNITS = '''Units cut off are inputs and outputs that keep no weight. Variance is that of
+kept weights per input (output), over that of a random mask.'''
+
 
 def measured(
     entries: Sequence[Entry], done: Done, again: bool = False
@@ -106,34 +109,42 @@ def format_units(
     measurements: Result of `measured`.
 
   Returns:
-    A Markdown table of means over seeds: the fraction of inputs and outputs
-    that keep no weight, and the variance of kept weights per input and output,
-    over that of a random mask; None if no arm's masks move.
+    A Markdown table and its legend: means over the seeds that did not diverge;
+    None if no arm's masks move.
 
   Example:
     >>> from experiments.papers.arms import Arm
     >>> units = dict(zip(read.UNIT_STATISTICS, (0.0125, 40.0, 20.0)))
-    >>> print(format_units({Arm('rigl', 0.8): {1: units}, Arm('dense'): {}}))
-    | arm | units cut off | variation, inputs | variation, outputs |
-    | --- | ---: | ---: | ---: |
-    | rigl-80 | 1.2% | 40.0 | 20.0 |
+    >>> done = {1: units | {'validation/loss': 2.0}}
+    >>> print(format_units({Arm('rigl', 0.8): done, Arm('dense'): {}}))
+    | arm | units cut off | variance, inputs | variance, outputs | seeds |
+    | --- | ---: | ---: | ---: | ---: |
+    | rigl-80 | 1.2% | 40.0 | 20.0 | 1 |
+    <BLANKLINE>
+    Units cut off are inputs and outputs that keep no weight. Variance is that of
+    kept weights per input (output), over that of a random mask.
   """
   rows = []
   for arm, outcomes in measurements.items():
     values = [
         [outcome[name] for name in read.UNIT_STATISTICS]
-        for outcome in outcomes.values() if read.UNIT_STATISTICS[0] in outcome
+        for outcome in outcomes.values()
+        if read.UNIT_STATISTICS[0] in outcome
+        and math.isfinite(outcome[arm.metric])
     ]
     if values:
       cut_off, *variations = (sum(v) / len(v) for v in zip(*values))
       rows.append([
           markdown.escape(arm.name), f'{cut_off:.1%}',
-          *(f'{value:.1f}' for value in variations),
+          *(f'{value:.1f}' for value in variations), str(len(values)),
       ])
   if not rows:
     return None
-  headings = ['units cut off', 'variation, inputs', 'variation, outputs']
-  return markdown.markdown_table(['arm', *headings], rows, numbers=headings)
+  headings = [
+      'units cut off', 'variance, inputs', 'variance, outputs', 'seeds'
+  ]
+  table = markdown.markdown_table(['arm', *headings], rows, numbers=headings)
+  return f'{table}\n\n{_UNITS}'
 
 
 def format_choices(entries: Sequence[Entry], done: Done) -> str:

@@ -116,14 +116,15 @@ def write_results(
     power = {'Power': claim_report.format_power(claims, seeds)}
   machine = describe_machine()
   commit = pool_identity.protocol_commit(scale.protocol)
-  units = arm_report.format_units(measured)
+  table = arm_report.format_units(measured)
+  units = {'Units of final masks': table} if table else {}
   report = claim_report.format_report(
       f"The papers' claims at scale {name}",
       _facts(name, commit, machine, entries, done),
       findings, power | {
           'Gates': claim_report.format_gates(checked),
           'Arms': arm_report.format_arms(entries, done, measured),
-          **({'Units of final masks': units} if units else {}),
+      } | units | {
           'Chosen by validation': arm_report.format_choices(entries, done),
       },
   )

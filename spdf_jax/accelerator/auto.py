@@ -30,6 +30,9 @@ AUTO = 'auto'
 LEAST_TOKENS = 64
 LEAST_WIDTH = 64
 
+DENSE, MASKED, FAST = range(3)
+"""Ways to multiply: by XLA without the mask, by XLA with it, by kernels."""
+
 
 class Crossovers(NamedTuple):
   """The sparsities above which kernels multiply; 1: never."""
@@ -101,11 +104,14 @@ def _branch(
     choice: Crossovers, mask: jax.Array, *, fast: Any, masked: Any, dense: Any
 ) -> Any:
   """Multiplies in the fastest of three ways, by the sparsity of the mask."""
-  return jax.lax.switch(_fastest(choice, mask), (dense, masked, fast))
+  ways = {DENSE: dense, MASKED: masked, FAST: fast}
+  return jax.lax.switch(
+      _fastest(choice, mask), [ways[way] for way in sorted(ways)]
+  )
 
 
 def _fastest(choice: Crossovers, mask: jax.Array) -> jax.Array:
-  """Returns 0 if nothing is pruned, 2 if kernels are faster, and otherwise 1.
+  """Returns the fastest way to multiply: `DENSE`, `MASKED` or `FAST`.
 
   Kept weights are counted exactly: a mask that prunes one weight is a mask.
   """
@@ -117,8 +123,10 @@ def _fastest(choice: Crossovers, mask: jax.Array) -> jax.Array:
     in_blocks = mask_counts.are_in_blocks(bands, inputs)
     threshold = jnp.where(in_blocks, choice.in_blocks, threshold)
   sparsity = 1 - jnp.mean(kept / (inputs * outputs), dtype=jnp.float32)
-  masked = jnp.any(kept < inputs * outputs)
-  return jnp.where(masked, jnp.where(sparsity > threshold, 2, 1), 0)
+  is_pruned = jnp.any(kept < inputs * outputs)
+  return jnp.where(
+      is_pruned, jnp.where(sparsity > threshold, FAST, MASKED), DENSE
+  )
 
 
 def sparse_matmul(

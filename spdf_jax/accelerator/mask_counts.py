@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kept weights of masks, counted fast enough for every training step.
 
-XLA adds up an array of booleans on CPUs one by one, in some 0.5 ns each, but
-whole rows of bytes in a seventh of that. A byte holds counts of up to 255 rows.
+XLA adds up booleans on CPUs one by one. Sums over rows in bytes, which count up
+to 255 of them, are vectorized.
 """
 
 import math
@@ -41,7 +41,7 @@ def count_kept(bands: jax.Array) -> jax.Array:
     bands: Result of `kept_in_bands`.
 
   Returns:
-    Counts, int32 [*stack].
+    Counts, int32 [*stack], of matrices of less than 2³¹ weights.
 
   Example:
     >>> int(count_kept(kept_in_bands(jnp.eye(6, dtype=bool))))

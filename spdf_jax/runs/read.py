@@ -467,7 +467,8 @@ def mask_updates_in(run: RunRecord, phase: PhaseRecord) -> list[MaskUpdate]:
   for row in rows:
     step = last_update(run, row['step'])
     if step not in (None, last) and phase.start <= step < phase.end:
-      updates.append(MaskUpdate(step, *(row[key] for key in STATISTICS[:3])))
+      names = MaskUpdate._fields[1:]
+      updates.append(MaskUpdate(step, *(row[f'sparsity/{x}'] for x in names)))
     last = step
   return updates
 

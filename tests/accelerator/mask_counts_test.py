@@ -41,7 +41,9 @@ def test_counts_and_blocks_are_those_of_numpy(
   assert bool(mask_counts.are_in_blocks(bands, inputs)) == whole
 
 
-@pytest.mark.parametrize('pruned, way', [(0, 0), (1, 1), (2**25, 2)])
+@pytest.mark.parametrize('pruned, way', [
+    (0, auto.DENSE), (1, auto.MASKED), (2**25, auto.FAST),
+])
 def test_a_mask_of_fifty_million_weights_that_prunes_one_is_used(pruned, way):
   shape = 12, 1024, 4096
   mask = jnp.arange(12 * 2**22).reshape(shape) >= pruned

@@ -325,7 +325,7 @@ def test_a_run_measures_its_losses_on_its_own_text_and_on_others(
   assert 0 < moving['sparsity/cut_off'] < 1 < moving['sparsity/row_variation']
   assert 'sparsity/cut_off' not in dense
   table = arm_report.format_units({RIGL: {1: moving}, scales.DENSE: {1: dense}})
-  assert 'rigl-90' in table and 'dense' not in table
+  assert '| rigl-90 |' in table and 'dense' not in table
   outcome = run(job)
   assert outcome['distance/wd'] > 0 and 'letters/loss' not in outcome
   assert 0 < outcome['target/loss'] < math.log(257) + 1

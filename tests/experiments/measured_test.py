@@ -22,6 +22,7 @@ README = 'README.md'
 MEASURED = 'experiments/guides/measured.md'
 PROFILES = 'experiments/guides/profiles.md'
 DECODE = 'experiments/results/decode/README.md'
+MATMUL = 'experiments/results/matmul/README.md'
 HOSTS = 'experiments/guides/hosts.md'
 SKIP_ZEROS = 'experiments/results/skip_zeros/README.md'
 UPDATES = 'experiments/results/optimizer/README.md'
@@ -46,6 +47,9 @@ WITHOUT_RECORD = {
 TABLES_WITHOUT_RECORD = {
     (MEASURED, 'run'): 'results/quickstart/report.md has it, but no JSON',
     (MEASURED, 'algorithm'): 'reports of these runs were not kept',
+    (MATMUL, 'dense step over sparse step, Zen 3'): 'see `WITHOUT_RECORD`',
+    (MATMUL, 'blocks, over zeros anywhere'): 'see `WITHOUT_RECORD`',
+    (MATMUL, 'dense over blocks of 32 × 32'): 'see `WITHOUT_RECORD`',
     (MEASURED, 'shapes'):
         'measured before rows of the suite primitives were committed',
 }
@@ -81,10 +85,10 @@ def layer(record, zeros, dtype='float32', dense='dense'):
   return Source(record, case, f'{zeros} zeros: {dense} / native, wall')
 
 
-def layer_in_blocks(record, zeros):
+def layer_in_blocks(record, zeros, dtype='bfloat16', tokens=1024):
   return Source(
-      record, '768 x 3072 and 3072 x 768 T 1024, blocks of 32',
-      f'{zeros} zeros: dense bfloat16 / native, wall',
+      record, f'768 x 3072 and 3072 x 768 T {tokens}, blocks of 32',
+      f'{zeros} zeros: dense {dtype} / native, wall',
   )
 
 
@@ -185,6 +189,12 @@ def of_layers(row, heading):
   return [LAYERS[kind_of(row['linear layer'])](percent(heading))]
 
 
+def of_blocks(row, heading):
+  dtype, zeros = next(iter(row.values())).split(', ')
+  tokens = heading.removesuffix(' tokens').replace(',', '')
+  return [layer_in_blocks(INTEL, percent(zeros), dtype, tokens)]
+
+
 def of_speedups(row, heading):
   label = row['training step']
   zeros = percent(heading)
@@ -244,8 +254,8 @@ def of_updates(row, heading):
 
 
 def of_update_intervals(row, heading):
-  name, when = next(iter(row.values())), heading.split()[0]
-  when = {'with': 'update'}.get(when, when)
+  name = next(iter(row.values()))
+  when = {'between updates': 'between', 'with an update': 'update'}[heading]
   return with_interval(Source(
       OPTIMIZER_INTEL, f'd_model 256, {name}',
       f'{name} step, {when} / dense, wall',
@@ -322,6 +332,7 @@ def of_loop(row, heading):
 TABLES = {
     (README, 'processor'): of_readme,
     (MEASURED, 'linear layer'): of_layers,
+    (MATMUL, 'Intel, two cores, dense over blocks of 32 × 32'): of_blocks,
     (MEASURED, 'training step'): of_speedups,
     (MEASURED, 'width'): of_milliseconds,
     (MEASURED, 'dtype of both'): of_pytorch,
@@ -368,7 +379,9 @@ def read_tables(page):
 
 PAGES = {
     (page, next(iter(rows[0]))): (rows, headings)
-    for page in (README, MEASURED, PROFILES, DECODE, HOSTS, SKIP_ZEROS, UPDATES)
+    for page in (
+        README, MEASURED, PROFILES, MATMUL, DECODE, HOSTS, SKIP_ZEROS, UPDATES,
+    )
     for rows, headings in read_tables(page)
 }
 
