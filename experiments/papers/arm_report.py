@@ -13,8 +13,10 @@ from experiments.pool.pool import Outcome
 from spdf_jax.runs import markdown
 from spdf_jax.runs import read
 
-_UNITS = '''Units cut off are inputs and outputs that keep no weight. Variance is that of
-kept weights per input (output), over that of a random mask.'''
+_UNITS = (
+    'Units cut off are inputs and outputs that keep no weight. Variance\n'
+    'is that of kept weights per input (output), over that of a random mask.'
+)
 
 
 def measured(
@@ -121,8 +123,8 @@ def format_units(
     | --- | ---: | ---: | ---: | ---: |
     | rigl-80 | 1.2% | 40.0 | 20.0 | 1 |
     <BLANKLINE>
-    Units cut off are inputs and outputs that keep no weight. Variance is that of
-    kept weights per input (output), over that of a random mask.
+    Units cut off are inputs and outputs that keep no weight. Variance
+    is that of kept weights per input (output), over that of a random mask.
   """
   rows = []
   for arm, outcomes in measurements.items():
