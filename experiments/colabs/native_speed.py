@@ -256,6 +256,6 @@ for label, ratios in lines.items():
 # ## Next steps
 #
 # * `config.matmul='auto'` uses the kernels where they are faster, in
-#   `experiments.train` too: on one CPU, in float32.
+#   `experiments.train` too, on one CPU.
 # * `python -m experiments.benchmark --suite=matmul` measures more layers, with
 #   intervals and targets.
