@@ -31,7 +31,7 @@ LEAST_TOKENS = 64
 LEAST_WIDTH = 64
 
 DENSE, MASKED, FAST = range(3)
-"""Ways to multiply: by XLA without the mask, by XLA with it, by kernels."""
+"""Branches: XLA multiplies without the mask, XLA with it, or kernels do."""
 
 
 class Crossovers(NamedTuple):
@@ -104,10 +104,7 @@ def _branch(
     choice: Crossovers, mask: jax.Array, *, fast: Any, masked: Any, dense: Any
 ) -> Any:
   """Multiplies in the fastest of three ways, by the sparsity of the mask."""
-  ways = {DENSE: dense, MASKED: masked, FAST: fast}
-  return jax.lax.switch(
-      _fastest(choice, mask), [ways[way] for way in sorted(ways)]
-  )
+  return jax.lax.switch(_fastest(choice, mask), (dense, masked, fast))
 
 
 def _fastest(choice: Crossovers, mask: jax.Array) -> jax.Array:
