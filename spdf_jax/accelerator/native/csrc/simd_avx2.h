@@ -41,6 +41,8 @@ inline Vector LoadFirst(const float* p, int n) {
                                                   Lanes()));
 }
 inline void StoreFirst(float* p, Vector v, int n) {
+  // Masked stores of whole vectors are slow before AVX-512 on AMD.
+  if (n == kWidth) return _mm256_storeu_ps(p, v);
   _mm256_maskstore_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(n), Lanes()), v);
 }
 
