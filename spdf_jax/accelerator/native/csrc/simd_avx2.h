@@ -74,17 +74,33 @@ inline Vector SumLanes(const Vector* r) {
              _mm256_permute2f128_ps(a, b, 0x31));
 }
 
+// For every set of lanes, its members in order, a byte each.
+struct Members {
+  uint64_t of[1 << kWidth];
+};
+
+constexpr Members ListMembers() {
+  Members members = {};
+  for (uint32_t bits = 0; bits < 1 << kWidth; ++bits) {
+    int n = 0;
+    for (uint64_t i = 0; i < kWidth; ++i) {
+      if (bits >> i & 1) members.of[bits] |= i << 8 * n++;
+    }
+  }
+  return members;
+}
+
 inline int Compress(Vector v, uint32_t bits, int first, float* values,
                     uint16_t* indices) {
-  alignas(32) float lanes[kWidth];
-  Store(lanes, v);
-  int n = 0;
-  for (int i = 0; i < kWidth; ++i) {
-    values[n] = lanes[i];
-    indices[n] = static_cast<uint16_t>(first + i);
-    n += bits >> i & 1;
-  }
-  return n;
+  static constexpr Members kMembers = ListMembers();
+  const __m128i members = _mm_loadl_epi64(
+      reinterpret_cast<const __m128i*>(kMembers.of + bits));
+  _mm256_storeu_ps(values, _mm256_permutevar8x32_ps(
+                               v, _mm256_cvtepu8_epi32(members)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(indices),
+                   _mm_add_epi16(_mm_set1_epi16(static_cast<int16_t>(first)),
+                                 _mm_cvtepu8_epi16(members)));
+  return __builtin_popcount(bits);
 }
 
 inline uint32_t NonZero(const uint8_t* p, int n) {
