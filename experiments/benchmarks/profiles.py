@@ -122,7 +122,7 @@ def measure_parts_of(
   subject = small_gpts.create_subject(case, rng)
   variants = [
       (dtype, sparsity, '')
-      for dtype in pytorch.DTYPES for sparsity in SPARSITIES
+      for dtype in pytorch.dtypes() for sparsity in SPARSITIES
   ]
   if native.has_matrix_unit():
     variants += [('bfloat16', s, ' in blocks') for s in SPARSITIES if s]

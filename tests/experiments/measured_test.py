@@ -34,11 +34,12 @@ PROFILES_INTEL = 'peers/profiles-emerald-rapids.json'
 OPTIMIZER_ZEN4, OPTIMIZER_INTEL = (
     f'optimizer/{chip}.json' for chip in ('zen4', 'emerald-rapids')
 )
-STEPS, AMX = 'peers/steps.json', 'peers/amx.json'
+STEPS, STEPS_ZEN3, AMX = (
+    f'peers/{name}.json' for name in ('steps', 'zen3', 'amx')
+)
 
 WITHOUT_RECORD = {
     ZEN4: 'measured before rows of the suite matmul were committed',
-    ZEN3: 'measured before rows of the suite matmul were committed',
     OPTIMIZER_ZEN4:
         'measured before rows of the suite optimizer were committed',
 }
@@ -144,6 +145,7 @@ def pytorch_step(record, dtype, kind, zeros):
 OURS = {
     ('Zen 4', 'float32'): native_step,
     ('Zen 4', 'bfloat16'): functools.partial(step_ratio, STEPS, 'bfloat16'),
+    ('Zen 3', 'float32'): functools.partial(step_ratio, STEPS_ZEN3, 'float32'),
     ('Intel', 'float32'): functools.partial(step_ratio, AMX, 'float32'),
     ('Intel', 'bfloat16'): functools.partial(step_ratio, AMX, 'bfloat16'),
     ('Intel', 'blocks'): step_in_blocks,
@@ -159,6 +161,9 @@ PYTORCH = {
     ),
     ('Zen 4', 'bfloat16'): functools.partial(
         pytorch_step, STEPS, 'bfloat16', 'eager'
+    ),
+    ('Zen 3', 'float32'): functools.partial(
+        pytorch_step, STEPS_ZEN3, 'float32', 'eager'
     ),
     ('Intel', 'float32'): functools.partial(
         pytorch_step, AMX, 'float32', 'compiled'
@@ -198,7 +203,7 @@ def of_blocks(row, heading):
 def of_speedups(row, heading):
   label = row['training step']
   zeros = percent(heading)
-  if 'Intel' in label:
+  if re.search('Zen 3|Intel', label):
     return [OURS[kind_of(label)](zeros)]
   case = 'quickstart' if 'quickstart' in label else 'd_model 768'
   storage = 'compact' if 'kept values only' in label else 'native'
@@ -220,7 +225,7 @@ def of_pytorch(row, heading):
   if kind == ('Intel', 'bfloat16') and 'dense' in heading:
     return [pytorch_step(AMX, 'bfloat16', 'compiled', '0%')]
   source = PYTORCH[kind](percent(heading))
-  return with_interval(source) if kind[0] == 'Zen 4' else [source]
+  return [source] if kind[0] == 'Intel' else with_interval(source)
 
 
 def of_overhead(row, heading):
