@@ -5,6 +5,7 @@ import platform
 
 import jax
 
+from spdf_jax.accelerator import native
 from spdf_jax.accelerator import processor
 
 _LIBRARIES = 'jax', 'flax', 'optax', 'orbax-checkpoint', 'numpy'
@@ -25,6 +26,16 @@ def describe_machine() -> dict[str, str | int]:
       'python': platform.python_version(),
       'system': platform.platform(),
   } | {name: importlib.metadata.version(name) for name in _LIBRARIES}
+
+
+def dtypes() -> tuple[str, ...]:
+  """Returns the dtypes for which the processor has instructions.
+
+  Example:
+    >>> 'float32' in dtypes()
+    True
+  """
+  return ('float32', 'bfloat16')[:1 + native.is_available('bfloat16')]
 
 
 def _processor() -> str:

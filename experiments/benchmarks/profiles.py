@@ -35,6 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import compiled
+from experiments.benchmarks import machine
 from experiments.benchmarks import measuring
 from experiments.benchmarks import model
 from experiments.benchmarks import optimizer
@@ -122,7 +123,7 @@ def measure_parts_of(
   subject = small_gpts.create_subject(case, rng)
   variants = [
       (dtype, sparsity, '')
-      for dtype in pytorch.dtypes() for sparsity in SPARSITIES
+      for dtype in machine.dtypes() for sparsity in SPARSITIES
   ]
   if native.has_matrix_unit():
     variants += [('bfloat16', s, ' in blocks') for s in SPARSITIES if s]

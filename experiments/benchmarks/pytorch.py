@@ -30,6 +30,7 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import compiled
+from experiments.benchmarks import machine
 from experiments.benchmarks import measuring
 from experiments.benchmarks import small_gpts
 from experiments.benchmarks import train_step
@@ -41,7 +42,6 @@ from spdf_jax.sparsity import structures
 
 PyTree = Any
 
-DTYPES = ('float32', 'bfloat16')
 _OVER_FASTEST = {0.0: 0.8, 0.75: 1.9, 0.9: 2.7}
 """Smallest speed-up of our faster dtype over PyTorch's fastest step."""
 _IN_FLOAT32 = {0.0: 1.0, 0.75: 2.5, 0.9: 3.9}
@@ -77,18 +77,13 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
     yield from measure_case(case, repeats, rng)
 
 
-def dtypes() -> tuple[str, ...]:
-  """Returns the dtypes for which the processor has instructions."""
-  return DTYPES if native.is_available('bfloat16') else DTYPES[:1]
-
-
 def measure_case(
     case: small_gpts.Case, repeats: int, rng: np.random.Generator
 ) -> Iterator[measuring.Row]:
   """Measures the steps of one model; see `measure`."""
   subject = small_gpts.create_subject(case, rng)
   calls: dict[tuple[str, ...], Callable[[], Any]] = {}
-  for dtype in dtypes():
+  for dtype in machine.dtypes():
     for mode in ('eager', 'compiled'):
       calls['PyTorch', dtype, mode] = _torch_step(subject, dtype, mode)
     for sparsity in _OVER_FASTEST:
@@ -124,7 +119,7 @@ def measure_case(
   for sparsity, target in _OVER_FASTEST.items():
     zeros = f'{sparsity:.0%} zeros'
     peer = fastest(peers)
-    own = fastest([('ours', dtype, zeros) for dtype in dtypes()])
+    own = fastest([('ours', dtype, zeros) for dtype in machine.dtypes()])
     yield row(
         f'{zeros}: {" ".join(peer)} / ours {own[1]}',
         samples=wall[peer] / wall[own],

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from experiments.benchmarks import compiled
+from experiments.benchmarks import machine
 from experiments.benchmarks import measuring
 from experiments.benchmarks import other_gpts
 import spdf_jax as spdf
@@ -23,7 +24,6 @@ from spdf_jax import models
 from spdf_jax.accelerator import auto
 
 WIDTHS = 128, 256, 512, 768
-DTYPES = 'float32', 'bfloat16'
 SPARSITIES = 0.5, 0.75, 0.9
 LEAST = 0.97
 SPEEDUPS = {(512, 'float32', 0.75): 2.0}
@@ -34,7 +34,7 @@ DENSE = 'dense step, milliseconds'
 
 def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
   """Measures all models at all widths, on 4 x 256 tokens."""
-  for width, dtype in itertools.product(WIDTHS, DTYPES):
+  for width, dtype in itertools.product(WIDTHS, machine.dtypes()):
     sizes = other_gpts.Sizes(width, dtype)
     for name in (*other_gpts.GPTS, OURS):
       yield from measure_model(name, sizes, (4, 256), repeats, rng)

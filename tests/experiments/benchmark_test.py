@@ -325,11 +325,11 @@ def test_the_first_losses_of_pytorch_and_ours_are_equal():
   pytest.importorskip('torch', reason='torch is not installed')
   rows = list(pytorch.measure_case(SMALL, 3, np.random.default_rng(0)))
   differences = [row for row in rows if 'difference' in row.metric]
-  assert len(differences) == 3 * len(pytorch.dtypes())
+  assert len(differences) == 3 * len(machine.dtypes())
   assert {measuring.verdict(row) for row in differences} == {'ok'}
-  blocks = 3 * ('bfloat16' in pytorch.dtypes())
+  blocks = 3 * ('bfloat16' in machine.dtypes())
   steps = [row for row in rows if 'wall ms' in row.metric]
-  assert len(steps) == 5 * len(pytorch.dtypes()) + blocks
+  assert len(steps) == 5 * len(machine.dtypes()) + blocks
   ratios = [row for row in rows if 'in blocks: ' in row.metric]
   assert len(ratios) == blocks and all(row.value > 0 for row in ratios)
 
@@ -338,7 +338,7 @@ def test_the_first_losses_of_pytorch_and_ours_are_equal():
 @pytest.mark.process
 def test_profiles_assign_the_time_of_a_step_to_its_parts(monkeypatch):
   monkeypatch.setattr(profiles, 'SPARSITIES', (0.0, 0.75))
-  monkeypatch.setattr(pytorch, 'DTYPES', ('float32',))
+  monkeypatch.setattr(machine, 'dtypes', lambda: ('float32',))
   rows = list(profiles.measure_parts_of(SMALL, 1, np.random.default_rng(0)))
   dense, sparse = (
       {row.metric: row.value for row in rows if f'{zeros} zeros' in row.case}

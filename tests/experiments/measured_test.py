@@ -301,7 +301,7 @@ def of_decoding(record, row, heading):
   return with_interval(source) if heading.endswith(' run') else [source]
 
 
-CHIPS = {'Zen 4': 'zen4', 'Zen 5': 'zen5', 'Intel': 'emerald-rapids'}
+CHIPS = {f'Zen {n}': f'zen{n}' for n in '345'} | {'Intel': 'emerald-rapids'}
 
 
 def of_skip_zeros(row, heading):
@@ -354,7 +354,9 @@ TABLES = {
     (SKIP_ZEROS, 'Zen 5'): of_skip_zeros,
     (SKIP_ZEROS, 'Intel, float32'): of_skip_zeros,
     (SKIP_ZEROS, 'Intel, bfloat16'): of_skip_zeros,
+    (SKIP_ZEROS, 'Zen 3, float32'): of_skip_zeros,
     (SKIP_ZEROS, "README's loop, Zen 5"): of_loop,
+    (SKIP_ZEROS, "README's loop, Zen 3"): of_loop,
     (SKIP_ZEROS, "README's loop, Intel"): of_loop,
 } | {
     table: functools.partial(of_decoding, 'decode/decode.json')
