@@ -134,7 +134,9 @@ def plot_kept_per_unit(runs: Mapping[str, RunRecord]) -> Any:
   """
   runs = {label: run for label, run in runs.items() if run.masks}
   figure = style.new_figure(7, 0.6 + 2.6 * max(len(runs), 1))
-  panels = figure.subplots(max(len(runs), 1), sharex=True, squeeze=False)[:, 0]
+  panels = figure.subplots(
+      max(len(runs), 1), sharex=True, sharey=True, squeeze=False
+  )[:, 0]
   panels[-1].set(xlim=(0, 100), xlabel='Per cent of the units of a layer')
   for ax, (label, run) in zip(panels, runs.items()):
     ends = []
