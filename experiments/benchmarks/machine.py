@@ -29,13 +29,15 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def dtypes() -> tuple[str, ...]:
-  """Returns the dtypes for which the processor has instructions.
+  """Returns the dtypes to measure: bfloat16 where there are kernels of it.
 
   Example:
     >>> 'float32' in dtypes()
     True
   """
-  return ('float32', 'bfloat16')[:1 + native.is_available('bfloat16')]
+  if native.is_available('bfloat16'):
+    return 'float32', 'bfloat16'
+  return ('float32',)
 
 
 def _processor() -> str:

@@ -3,9 +3,9 @@
 In the suite `peers` a GPT with four layers takes steps on four sequences of 256
 tokens with AdamW, from the same parameters: in PyTorch, eager and compiled by
 `torch.compile`, and here, dense and with kept values only at 75 and 90 %
-sparsity; each in float32 and, where the processor has instructions for it,
-bfloat16, there also with masks of 32 x 32 blocks. All take turns. The first
-losses of the dense steps are compared, which shows that they compute the same.
+sparsity; each in float32 and, where there are kernels of it, bfloat16, there
+also with masks of 32 x 32 blocks. All take turns. The first losses of the dense
+steps are compared, which shows that they compute the same.
 
 Targets in the model of width 768: over PyTorch's fastest step, ours in its
 faster dtype is at least 0.8 times as fast dense, 1.9 times at 75 % and 2.7
