@@ -92,7 +92,7 @@ def measure_case(
       )
   in_blocks = {
       sparsity: ('ours', 'bfloat16', f'{sparsity:.0%} zeros in blocks')
-      for sparsity in _IN_BLOCKS if native.is_available('bfloat16')
+      for sparsity in _IN_BLOCKS if 'bfloat16' in machine.dtypes()
   }
   for sparsity, key in in_blocks.items():
     calls[key] = compiled.repeated(small_gpts.compile_native_step(

@@ -203,7 +203,7 @@ def of_blocks(row, heading):
 def of_speedups(row, heading):
   label = row['training step']
   zeros = percent(heading)
-  if re.search('Zen 3|Intel', label):
+  if 'Zen 4' not in label:
     return [OURS[kind_of(label)](zeros)]
   case = 'quickstart' if 'quickstart' in label else 'd_model 768'
   storage = 'compact' if 'kept values only' in label else 'native'
@@ -352,9 +352,9 @@ TABLES = {
     (SKIP_ZEROS, 'Zen 4, float32'): of_skip_zeros,
     (SKIP_ZEROS, 'Zen 4, bfloat16'): of_skip_zeros,
     (SKIP_ZEROS, 'Zen 5'): of_skip_zeros,
+    (SKIP_ZEROS, 'Zen 3, float32'): of_skip_zeros,
     (SKIP_ZEROS, 'Intel, float32'): of_skip_zeros,
     (SKIP_ZEROS, 'Intel, bfloat16'): of_skip_zeros,
-    (SKIP_ZEROS, 'Zen 3, float32'): of_skip_zeros,
     (SKIP_ZEROS, "README's loop, Zen 5"): of_loop,
     (SKIP_ZEROS, "README's loop, Zen 3"): of_loop,
     (SKIP_ZEROS, "README's loop, Intel"): of_loop,
