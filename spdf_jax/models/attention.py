@@ -68,12 +68,14 @@ class Attention(nn.Module):
           self.norm('q_norm')(q_BxLxHxK), self.norm('k_norm')(k_BxLxGxK)
       )
     if self.rotary is not None:
-      turns = rotary.frequencies(self.rotary, c.head_size)
-      at = positions_BxL
-      if at is None:
-        at = jnp.arange(x_BxLxD.shape[1])[None]
+      if positions_BxL is None:
+        rotations = rotary.first_rotations(
+            self.rotary, c.head_size, x_BxLxD.shape[1]
+        )
+      else:
+        rotations = rotary.rotations(self.rotary, c.head_size, positions_BxL)
       q_BxLxHxK, k_BxLxGxK = (
-          rotary.rotate(x, at, turns) for x in (q_BxLxHxK, k_BxLxGxK)
+          rotary.rotate(x, *rotations) for x in (q_BxLxHxK, k_BxLxGxK)
       )
     if divisor is not None:
       # Kernels of attention take a constant scale only, and a scanned layer has

@@ -2,7 +2,9 @@
 """Rotary position embeddings (RoPE)."""
 
 import dataclasses
+import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,26 +96,79 @@ def frequencies(rotary: Rotary, head_size: int) -> np.ndarray:
   return turns.astype(np.float32)
 
 
+def rotations(
+    rotary: Rotary, head_size: int, positions_BxL: np.ndarray | jax.Array
+) -> tuple[Any, Any]:
+  """Returns the cosine and sine of each pair's rotation at each position.
+
+  Args:
+    rotary: The rotary positions.
+    head_size: Features of a head; must be even.
+    positions_BxL: Position of each token, from 0; B may be 1 to broadcast.
+
+  Returns:
+    Cosines and sines, float32 `[B, L, 1, head_size / 2]`, of NumPy if the
+    positions are.
+
+  Raises:
+    ValueError: `head_size` is odd.
+
+  Example:
+    >>> cos, sin = rotations(Rotary(), 2, np.array([[0, 1]]))
+    >>> cos.round(2).tolist(), sin.round(2).tolist()
+    ([[[[1.0]], [[0.54]]]], [[[[0.0]], [[0.84]]]])
+  """
+  library = np if isinstance(positions_BxL, np.ndarray) else jnp
+  turns = frequencies(rotary, head_size)
+  angles_BxLx1xK = library.float32(positions_BxL)[:, :, None, None] * turns
+  return library.cos(angles_BxLx1xK), library.sin(angles_BxLx1xK)
+
+
+@functools.lru_cache
+def first_rotations(
+    rotary: Rotary, head_size: int, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the rotations of the first positions as constants.
+
+  XLA's CPU fusions would compute cosines again for every head and sequence.
+  Equal arguments give the same arrays, so that a program holds them once.
+
+  Args:
+    rotary: The rotary positions.
+    head_size: Features of a head; must be even.
+    length: Number of positions, L.
+
+  Returns:
+    Cosines and sines, float32 `[1, L, 1, head_size / 2]`.
+
+  Raises:
+    ValueError: `head_size` is odd.
+
+  Example:
+    >>> first_rotations(Rotary(), 8, 3)[0].shape
+    (1, 3, 1, 4)
+  """
+  return rotations(rotary, head_size, np.arange(length)[None])
+
+
 def rotate(
-    x_BxLxHxK: jax.Array, positions_BxL: jax.Array, turns: np.ndarray
+    x_BxLxHxK: jax.Array, cos: jax.typing.ArrayLike, sin: jax.typing.ArrayLike
 ) -> jax.Array:
   """Rotates pairs of features, i and i + K / 2, by position.
 
   Args:
     x_BxLxHxK: Queries or keys.
-    positions_BxL: Position of each token, from 0; B may be 1 to broadcast.
-    turns: Result of `frequencies`.
+    cos: Cosines of the rotations, `[B, L, 1, K / 2]`; B may be 1 to broadcast.
+    sin: Their sines.
 
   Returns:
     The rotated features, of the same shape and dtype, computed in float32.
 
   Example:
     >>> x = jnp.array([[[[1.0, 0.0]]]])
-    >>> rotate(x, jnp.array([[1]]), np.array([np.pi / 2])).round(3).tolist()
-    [[[[-0.0, 1.0]]]]
+    >>> rotate(x, jnp.zeros((1, 1, 1, 1)), jnp.ones((1, 1, 1, 1))).tolist()
+    [[[[0.0, 1.0]]]]
   """
-  angles_BxLx1xK = positions_BxL[:, :, None, None] * turns
-  cos, sin = jnp.cos(angles_BxLx1xK), jnp.sin(angles_BxLx1xK)
   first, second = jnp.split(x_BxLxHxK.astype(jnp.float32), 2, axis=-1)
   turned = [first * cos - second * sin, second * cos + first * sin]
   return jnp.concatenate(turned, axis=-1).astype(x_BxLxHxK.dtype)

@@ -198,15 +198,27 @@ def test_logits_equal_a_plain_llama(changes):
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(0, 2**16))
 def test_attention_scores_depend_only_on_the_distance_of_tokens(i, j, seed):
   rng = np.random.default_rng(seed)
-  turns = rotary.frequencies(rotary.Rotary(), 8)
   q, k = rng.standard_normal((2, 1, 1, 1, 8)).astype(np.float32)
-  turned = lambda x, i: rotary.rotate(x, np.array([[i]]), turns)
+  turned = lambda x, i: rotary.rotate(
+      x, *rotary.rotations(rotary.Rotary(), 8, np.array([[i]]))
+  )
   score = lambda i, j: (turned(q, i) * turned(k, j)).sum()
   np.testing.assert_allclose(
       score(i, j), score(i + 37, j + 37), rtol=1e-3, atol=2e-3
   )
   length = np.linalg.norm(turned(q, i))
   np.testing.assert_allclose(length, np.linalg.norm(q), rtol=1e-5)
+
+
+def test_rotations_of_known_positions_are_constants_of_the_program():
+  model = make_llama()
+  params = {'params': make_params(model.config)}
+  given = jnp.arange(make_tokens().shape[1])[None]
+  programs = [
+      jax.jit(model.apply).lower(params, make_tokens(), *positions).as_text()
+      for positions in ([], [given])
+  ]
+  assert ['cosine' in program for program in programs] == [False, True]
 
 
 def test_position_interpolation_slows_long_waves_down():
