@@ -114,9 +114,9 @@ def rotations(
     ValueError: `head_size` is odd.
 
   Example:
-    >>> cos, sin = rotations(Rotary(), 2, np.array([[0, 1]]))
-    >>> cos.round(2).tolist(), sin.round(2).tolist()
-    ([[[[1.0]], [[0.54]]]], [[[[0.0]], [[0.84]]]])
+    >>> cos, sin = rotations(Rotary(), 2, np.array([[0, 5]]))
+    >>> cos.shape, sin[0, 0].tolist()
+    ((1, 2, 1, 1), [[0.0]])
   """
   library = np if isinstance(positions_BxL, np.ndarray) else jnp
   turns = frequencies(rotary, head_size)
