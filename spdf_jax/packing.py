@@ -142,22 +142,34 @@ def count_kept(mask: Array | PackedMask, axes: tuple[int, ...]) -> jax.Array:
   """Counts the kept weights of layers.
 
   Args:
-    mask: bool, or packed, with a count for each matrix of a stack.
-    axes: Axes of a layer in a mask that is not packed.
+    mask: bool, or packed.
+    axes: Axes of a layer, not negative; all others index layers.
 
   Returns:
     uint32, to be broadcast to the array of the mask, or to the values.
 
+  Raises:
+    ValueError: the last two axes of a packed mask are not both of a layer.
+
   Example:
     >>> mask = jnp.eye(3, dtype=bool)
-    >>> count_kept(mask, (0, 1)).tolist(), count_kept(pack_mask(mask), ())
+    >>> count_kept(mask, (0, 1)).tolist(), count_kept(pack_mask(mask), (0, 1))
     ([[3]], Array([3], dtype=uint32))
   """
   if not isinstance(mask, PackedMask):
     return jnp.sum(mask, axes, jnp.uint32, keepdims=True)
-  return jnp.sum(
+  ndim = len(mask.shape)
+  if not {ndim - 2, ndim - 1} <= set(axes):
+    raise ValueError(
+        f'a packed mask of shape {mask.shape} has layers along the axes '
+        f'{sorted(axes)}, and kept values are those of the last two; leave the '
+        'state dense.'
+    )
+  of_matrices = jnp.sum(
       jax.lax.population_count(mask.bits), (-2, -1), jnp.uint32
-  )[..., None]
+  )
+  outer = tuple(axis for axis in axes if axis < ndim - 2)
+  return jnp.sum(of_matrices, outer, jnp.uint32, keepdims=True)[..., None]
 
 
 def gather_kept(w: jax.Array, packed: PackedMask, size: int) -> jax.Array:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Low-rank adapters, LoRA, which keep the zeros of sparse weights or not."""
 
+from collections.abc import Callable
 import functools
 from typing import Any, NamedTuple
 
@@ -141,6 +142,30 @@ class LoraState(NamedTuple):
 
   inner_state: PyTree
   """State of the optimizer of the adapters."""
+
+
+def map_adapters(
+    f: Callable[..., jax.Array], opt_state: PyTree, *rest: PyTree
+) -> PyTree:
+  """Maps a function over the adapters in optimizer states.
+
+  Args:
+    f: Function of one array of an adapter, of every state.
+    opt_state: An optimizer state, with or without `LoraState`.
+    *rest: States of the same structure.
+
+  Returns:
+    The first state with the results in place of its adapters.
+  """
+  is_lora = lambda node: isinstance(node, LoraState)
+
+  def of_node(node, *others):
+    if not is_lora(node):
+      return node
+    adapters = [other.adapters for other in others]
+    return node._replace(adapters=jax.tree.map(f, node.adapters, *adapters))
+
+  return jax.tree.map(of_node, opt_state, *rest, is_leaf=is_lora)
 
 
 def lora(

@@ -105,8 +105,8 @@ def with_age(
     _check_moments(state, params)
     return AgeState(
         trees.without_empty_variables(treedef.unflatten(
-            jnp.zeros_like(p, jnp.int16) if selector(name, p) else None
-            for (name, _), p in zip(named, leaves)
+            jnp.zeros_like(p, jnp.int16) if p.size and selector(name, p)
+            else None for (name, _), p in zip(named, leaves)
         )),
         state,
     )
@@ -114,7 +114,7 @@ def with_age(
   def update_fn(
       updates, state, params=None, *, sparsity_mask=None, **extra_args
   ):
-    density.check_inside(sparsity_mask, 'with_age')
+    mask = density.mask_inside(sparsity_mask, params, 'with_age')
     moments = state.inner_state
     treedef: Any
     weights, treedef = jax.tree.flatten(params)
@@ -153,7 +153,7 @@ def with_age(
     new_updates, states, ages = zip(*map(
         of_leaf, trees.by_name(params), range(len(weights)),
         treedef.flatten_up_to(updates),
-        trees.matching_leaves(sparsity_mask, params),
+        mask,
         trees.matching_leaves(state.age, params),
     ))
     return treedef.unflatten(new_updates), AgeState(

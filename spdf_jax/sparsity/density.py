@@ -84,10 +84,8 @@ def scale_by_density(
       updates, state, params=None, *, sparsity_mask=None, **extra_args
   ):
     del extra_args
-    check_inside(sparsity_mask, 'scale_by_density')
-    factors = _factors(
-        sparsity_mask, params, base_density, width_multiplier, where
-    )
+    mask = mask_inside(sparsity_mask, params, 'scale_by_density')
+    factors = _factors(mask, params, base_density, width_multiplier, where)
     treedef: Any
     leaves, treedef = jax.tree.flatten(updates)
     return treedef.unflatten(
@@ -142,10 +140,9 @@ def scale_init(
   """
   _check(base_density, width_multiplier)
   masks.check_bool(mask)
-  factors = _factors(mask, params, base_density, width_multiplier, where)
-  for (name, _), m in zip(
-      trees.by_name(params).items(), trees.matching_leaves(mask, params)
-  ):
+  matching = trees.matching_leaves(mask, params)
+  factors = _factors(matching, params, base_density, width_multiplier, where)
+  for name, m in zip(trees.by_name(params), matching):
     if not (m is None or isinstance(m, jax.core.Tracer) or m.any()):
       raise ValueError(
           f'the mask keeps no weight of {name!r}, so its outputs have no '
@@ -159,13 +156,27 @@ def scale_init(
   )
 
 
-def check_inside(sparsity_mask: PyTree, name: str) -> None:
-  """Raises ValueError if a transformation got no mask from `sparsify`."""
+def mask_inside(sparsity_mask: PyTree, params: PyTree, name: str) -> list[Any]:
+  """Returns the mask of each parameter of a transformation inside `sparsify`.
+
+  Args:
+    sparsity_mask: The mask that `sparsify` passes.
+    params: The parameters that the transformation got. Within `optax.masked` or
+      `optax.partition` these are not all.
+    name: Name of the transformation for the error message.
+
+  Returns:
+    One entry per leaf of `params`, `None` for dense leaves.
+
+  Raises:
+    ValueError: there is no mask, because the transformation is not inside.
+  """
   if sparsity_mask is None:
     raise ValueError(
         f'{name} got no mask; put it inside sparsify, e.g. sparsify('
         f'optax.chain(optax.scale_by_adam(), {name}(…), …), …).'
     )
+  return trees.matching_leaves(sparsity_mask, params, allow_others=True)
 
 
 def _check(base_density: float | None, width_multiplier: float) -> None:
@@ -183,20 +194,19 @@ def _check(base_density: float | None, width_multiplier: float) -> None:
 
 
 def _factors(
-    mask: PyTree,
+    mask: list[Any],
     params: PyTree,
     base_density: float | None,
     width_multiplier: float,
     where: Where | None,
 ) -> list[jax.Array | None]:
   """Returns 1 / (m_d m_rho) of each layer, `None` for dense leaves."""
-  leaves = trees.matching_leaves(mask, params)
   treedef: Any
   weights, treedef = jax.tree.flatten(params)
   # Packed parameters are vectors, and `where` selects matrices.
   matrices = treedef.unflatten(
       p if m is None else jax.ShapeDtypeStruct(m.shape, p.dtype)
-      for m, p in zip(leaves, weights)
+      for m, p in zip(mask, weights)
   )
   axes = selection.select(where or selectors.hidden_matrices, matrices)
 
@@ -216,4 +226,4 @@ def _factors(
     base_kept = base_density * size / width_multiplier
     return base_kept / jnp.maximum(kept, 1).astype(jnp.float32)
 
-  return list(map(factor, trees.by_name(params), leaves, axes))
+  return list(map(factor, trees.by_name(params), mask, axes))

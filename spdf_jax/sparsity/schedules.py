@@ -9,9 +9,8 @@ optax in float32; under tracing, all compute in float32.
 import bisect
 from collections.abc import Callable, Sequence
 import math
-import numbers
 import operator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +91,9 @@ def rising(sparsity: PyTree, steps: int) -> PyTree:
     return {name: rising(s, steps) for name, s in sparsity.items()}
 
   def rise(s):
-    return cubic(0.0, float(s), steps) if isinstance(s, numbers.Real) else s
+    if s is None or isinstance(s, str) or callable(s):
+      return s
+    return cubic(0.0, s, steps)
 
   return jax.tree.map(rise, sparsity, is_leaf=_is_leaf)
 
@@ -201,6 +202,14 @@ def value_at(schedule: float | Schedule, count: int) -> float:
           f'the schedule {getattr(schedule, "__name__", schedule)!r} returns '
           f'{value!r:.80} at step {count}; return a number.'
       ) from error
+
+
+def is_sequence(every: Any) -> TypeGuard[Sequence[int]]:
+  """Returns whether steps are listed; an array of one number has no axis."""
+  return (
+      hasattr(every, '__iter__') and not isinstance(every, str)
+      and bool(getattr(every, 'ndim', True))
+  )
 
 
 def is_constant(sparsity: PyTree) -> bool:
@@ -373,10 +382,7 @@ def update_times(
       )
     with jax.ensure_compile_time_eval():
       listed = [t for t in range(first, stop + 1) if bool(every(t))]
-  elif (
-      hasattr(every, '__iter__') and not isinstance(every, str)
-      and getattr(every, 'ndim', True)  # An array of one number has no axis.
-  ):
+  elif is_sequence(every):
     first = check_steps('update_from', 0 if start is None else start, 0)
     listed = [check_steps('a step in update_every', t, 0) for t in every]
     for before, after in zip(listed, listed[1:]):

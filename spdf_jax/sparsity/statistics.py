@@ -99,7 +99,8 @@ def _variation(
   of_unit = counts.astype(jnp.float32)
   share = mean(of_unit) / each
   variance = mean(jnp.square(of_unit - mean(of_unit)))
-  left = number * each - each, max(number * each - 1, 1)
+  # JAX takes an int of 2^31 or more for an overflow of int32, and no float.
+  left = float(number * each - each), float(max(number * each - 1, 1))
   random = each * share * (1 - share) * left[0] / left[1]
   # Integers, because the share of a large dense layer is rounded.
   mixed = jnp.any(counts > 0, axis=units, keepdims=True) & jnp.any(

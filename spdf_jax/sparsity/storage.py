@@ -222,9 +222,9 @@ def pack_state(
     `sparsify` that belongs to them have the shape `[..., size]`.
 
   Raises:
-    ValueError: there is no `SparsifyState`, the algorithm has a state, a layer
-      keeps more weights than its leaf's size, or `optax.MultiSteps` holds
-      gradients of pruned weights.
+    ValueError: there is no `SparsifyState`, the algorithm has a state, a vector
+      is sparsified, a layer keeps more weights than its leaf's size, or
+      `optax.MultiSteps` holds gradients of pruned weights.
 
   Example:
     >>> import jax.numpy as jnp, optax
@@ -246,6 +246,12 @@ def pack_state(
         'the algorithm has a state (init_state), which cannot be packed; keep '
         'the optimizer state dense, without pack_state.'
     )
+  for name, m in trees.by_name(mask).items():
+    if m.ndim < 2:
+      raise ValueError(
+          f'{name!r} is a vector, and compact storage is of matrices; keep the '
+          'optimizer state dense, without pack_state.'
+      )
   if sizes is None:
     sizes = kept_sizes(mask)
   _check_room(mask, sizes)

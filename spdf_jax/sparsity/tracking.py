@@ -215,9 +215,12 @@ def _count(mask: PyTree) -> jax.Array:
   return jnp.sum(jnp.stack(counts)) if counts else jnp.zeros([])
 
 
-def _size(mask: PyTree) -> int:
-  """Returns the number of weights, at least 1 as it is a divisor."""
-  return max(1, sum(m.size for m in jax.tree.leaves(mask)))
+def _size(mask: PyTree) -> float:
+  """Returns the number of weights, at least 1 as it is a divisor.
+
+  JAX takes an int of 2^31 or more for an overflow of int32, and no float.
+  """
+  return float(max(1, sum(m.size for m in jax.tree.leaves(mask))))
 
 
 def mask_statistics(opt_state: PyTree) -> dict[str, jax.Array]:

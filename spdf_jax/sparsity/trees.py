@@ -41,7 +41,9 @@ def by_name(tree: PyTree) -> dict[str, Any]:
   }
 
 
-def matching_leaves(tree: PyTree, params: PyTree) -> list[Any]:
+def matching_leaves(
+    tree: PyTree, params: PyTree, *, allow_others: bool = False
+) -> list[Any]:
   """Returns the leaves of a tree that belong to the leaves of `params`.
 
   Leaves are matched by their paths, so the nodes of the trees may have
@@ -51,12 +53,15 @@ def matching_leaves(tree: PyTree, params: PyTree) -> list[Any]:
     tree: A mask, or another tree with some of the paths of `params`, which may
       have subtrees there.
     params: The parameters.
+    allow_others: Whether `tree` may have leaves at other paths, since `params`
+      are some of the parameters.
 
   Returns:
     One entry per leaf of `params`: that of `tree`, or `None` if it has none.
 
   Raises:
-    ValueError: `tree` has a leaf at a path that `params` does not have.
+    ValueError: `tree` has a leaf at a path that `params` does not have, and
+      `allow_others` is false.
 
   Example:
     >>> matching_leaves({'b': None, 'w': True}, {'b': 1., 'w': 2.})
@@ -79,7 +84,7 @@ def matching_leaves(tree: PyTree, params: PyTree) -> list[Any]:
       if leaf is not None
   }
   extra = set(by_path) - set(paths)
-  if extra:
+  if extra and not allow_others:
     raise ValueError(
         f'a tree, such as the mask, has a leaf {"/".join(min(extra))!r}, but '
         'the parameters or gradients have only '

@@ -142,6 +142,38 @@ def test_an_age_beyond_int16_counts_as_all_steps():
     np.testing.assert_array_equal(updates['w'][kept], want['w'][kept])
 
 
+def test_leaves_are_those_that_sparsify_selects():
+  params = {'w': jnp.ones((4, 4)), 'none': jnp.zeros((0, 4))}
+  where = lambda path, leaf: len(leaf.shape) == 2
+  tx = spdf.sparsify(
+      spdf.with_age(optax.scale_by_adam(), where=where), spdf.static(0.5),
+      where=where, key=0,
+  )
+  updates, _ = tx.update(params, tx.init(params), params)
+  assert updates['w'].any() and updates['none'].shape == (0, 4)
+
+
+@pytest.mark.parametrize('wrap', [
+    lambda tx: optax.masked(tx, {'w': True, 'v': False, 'b': True}),
+    lambda tx: optax.partition(
+        {'own': tx, 'rest': optax.sgd(1.0)},
+        {'w': 'own', 'v': 'rest', 'b': 'own'},
+    ),
+])
+@pytest.mark.parametrize('inner', [
+    spdf.with_age(optax.scale_by_adam()), spdf.scale_by_density(1.0),
+])
+def test_some_of_the_parameters_are_scaled_as_all_are(wrap, inner):
+  params = {**PARAMS, 'v': jnp.ones((8, 6))}
+  states = [
+      spdf.sparsify(tx, spdf.static(0.5), key=0) for tx in (inner, wrap(inner))
+  ]
+  want, got = (
+      tx.update(params, tx.init(params), params)[0] for tx in states
+  )
+  np.testing.assert_array_equal(got['w'], want['w'])
+
+
 def test_a_reset_of_the_moments_resets_the_ages():
   inner = spdf.reset_state(spdf.with_age(optax.scale_by_adam()), [3])
   *_, (_, _, state) = run(inner, 5, spdf.dense())

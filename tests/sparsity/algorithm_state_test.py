@@ -133,6 +133,19 @@ def test_members_of_join_and_partition_have_states_of_their_own():
   )
 
 
+def test_the_first_member_of_join_counts_every_step():
+  joined = spdf.join([averaging(), spdf.dense()], [9])
+  alone, joined = (
+      [state for _, state, _ in train(algorithm, 4)]
+      for algorithm in (averaging(), joined)
+  )
+  for one, other in zip(alone, joined):
+    np.testing.assert_array_equal(
+        one.algorithm_state['momentum']['o'],
+        other.algorithm_state['0.momentum']['o'],
+    )
+
+
 def test_a_state_is_sharded_like_the_parameters_and_never_packed():
   tx = spdf.sparsify(optax.adam(0.1), averaging(), key=0)
   state = tx.init(PARAMS)

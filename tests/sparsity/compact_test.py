@@ -192,6 +192,15 @@ def test_packing_more_weights_than_the_given_size_is_refused():
     storage.pack_state(params, state, {'w': 17, 'stack': 24, 'bias': None})
 
 
+def test_a_sparsified_vector_is_refused():
+  where = {'bias': spdf.MatrixAxes((), 0)}
+  params = {'bias': jnp.ones(6)}
+  state = spdf.sparsify(
+      optax.sgd(1.0), spdf.static(0.5), where=where, key=0
+  ).init(params)
+  refuse("'bias' is a vector", storage.pack_state, params, state)
+
+
 def test_a_packed_state_is_not_made_dense_by_its_mask_alone():
   _, params, state = start(optax.adam(0.1))
   refuse('unpack it first', spdf.densify, storage.pack_state(params, state)[1])

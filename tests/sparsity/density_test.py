@@ -7,6 +7,8 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax import packing
+from spdf_jax.sparsity import storage
 from tests.refusals import refuse
 
 _normal = np.random.default_rng(0).standard_normal
@@ -103,6 +105,28 @@ def test_scaled_initial_weights_are_zero_where_they_were():
   scaled = spdf.scale_init(params, mask, 1.0, where={'wi': True})
   np.testing.assert_array_equal(scaled['wi'] != 0, params['wi'] != 0)
   np.testing.assert_array_equal(scaled['layers'], params['layers'])
+
+
+def test_kept_values_of_a_layer_of_three_axes_are_scaled_as_in_its_array():
+  where = {'heads': spdf.MatrixAxes((0, 1), 2)}
+  params = {'heads': jnp.ones((8, 4, 6))}
+  tx = spdf.sparsify(
+      spdf.scale_by_density(1.0, where=where), spdf.static(0.75), where=where,
+      key=0,
+  )
+  state = tx.init(params)
+  params = spdf.apply_mask(params, spdf.get_mask(state))
+  packed = storage.pack_state(params, state)
+  want, got = (
+      np.unique(tx.update(p, s, p)[0]['heads'])
+      for p, s in ((params, state), packed)
+  )
+  np.testing.assert_array_equal(got[got > 0], want[want > 0])
+
+
+def test_kept_values_along_other_axes_than_those_of_a_layer_are_refused():
+  mask = packing.pack_mask(jnp.ones((2, 4, 6), bool))
+  refuse('has layers along the axes .0, 1.', packing.count_kept, mask, (0, 1))
 
 
 @pytest.mark.parametrize('wrong, message', [

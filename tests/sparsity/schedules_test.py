@@ -11,9 +11,11 @@ import numpy as np
 import optax
 import pytest
 
+from spdf_jax.sparsity.algorithms.leafwise import update_times_of
 from spdf_jax.sparsity.schedules import cosine
 from spdf_jax.sparsity.schedules import cubic
 from spdf_jax.sparsity.schedules import periodic
+from spdf_jax.sparsity.schedules import rising
 from spdf_jax.sparsity.schedules import sparsity_at
 from spdf_jax.sparsity.schedules import update_times
 from spdf_jax.sparsity.schedules import value_at
@@ -169,6 +171,17 @@ def test_lookups_in_a_list_of_update_times_compile_without_a_loop():
   times = update_times([1, 5, 30])
   both = lambda t: (times.contains(t), times.index(t))
   assert 'while' not in jax.jit(both).lower(jnp.int32(0)).compile().as_text()
+
+
+@pytest.mark.parametrize('number', [float, np.float32, np.array, jnp.float32])
+def test_a_number_of_any_library_rises(number):
+  assert rising(number(0.5), 100)(50) == cubic(0.0, 0.5, 100)(50)
+
+
+@pytest.mark.parametrize('number', [int, np.int64, np.array, jnp.int32])
+def test_an_interval_of_any_library_ends_with_the_schedule(number):
+  times = update_times_of(cubic(0.0, 0.5, 100), number(30), None, 100)
+  assert times.steps.tolist() == [30, 60, 90, 100]
 
 
 def test_update_times_without_an_end_last_through_int32():

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax.sparsity.statistics import count_units
 from spdf_jax.sparsity.statistics import mask_changes
 from spdf_jax.sparsity.tracking import mask_statistics
 from tests.sparse_loop import main_computation
@@ -113,6 +114,18 @@ def test_counts_are_exact_where_float32_sums_are_not():
   numbers = mask_statistics(states[1])
   assert int(numbers['surviving']) == 4099 * 4098
   assert int(numbers['dropped']) == 4099
+
+
+def test_a_model_may_have_more_weights_than_an_int32_counts():
+  layer = jax.ShapeDtypeStruct((48, 4096, 16384), jnp.bfloat16)
+  tx = spdf.sparsify(
+      optax.sgd(1.0), spdf.static(0.5), where={'w': True}, track=True, key=0
+  )
+  state = jax.eval_shape(tx.init, {'w': layer})
+  assert jax.eval_shape(mask_statistics, state)['exploration'].shape == ()
+  count = lambda mask: count_units(mask, spdf.MatrixAxes((0, 1), 2))
+  units = jax.eval_shape(count, state.history['w'])
+  assert units.row_variation.shape == (1, 1, 1)
 
 
 def test_static_masks_cost_nothing():

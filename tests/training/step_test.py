@@ -20,6 +20,9 @@ from spdf_jax.training import Phase
 from spdf_jax.training import Plan
 from spdf_jax.training import token_loss
 from spdf_jax.training import train_step
+from spdf_jax.training.step.state import at_step
+from spdf_jax.training.step.state import step_values
+from spdf_jax.training.step.state import TrainState
 from tests.tiny_run import static
 
 V, D, F = 11, 6, 8
@@ -284,3 +287,42 @@ def test_spdf_is_what_explicit_masks_around_plain_adamw_give(restarts):
       jax.tree.leaves(state.params), jax.tree.leaves(want)
   ):
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_ages_of_best_weights_have_their_own_count():
+  tx = spdf.sparsify(
+      spdf.with_age(optax.scale_by_adam(), warmup=9), spdf.static(0.5), key=0
+  )
+  params = {'w': jnp.ones((4, 4))}
+  states = [TrainState(jnp.int32(0), params, tx.init(params), None)]
+  for step in range(1, 6):
+    _, opt_state = tx.update(params, states[-1].opt_state, params)
+    states.append(TrainState(jnp.int32(step), params, opt_state, None))
+  best, later = states[2], states[5]
+  restored = at_step(best, step_values(later))
+  assert restored.step == 5
+  want, got = (
+      tx.update(params, state.opt_state, params)[0]
+      for state in (best, restored)
+  )
+  np.testing.assert_array_equal(got['w'], want['w'])
+
+
+def test_a_skipped_step_leaves_adapters_as_the_weights():
+  params = make_params()
+  tx = spdf.sparsify(
+      spdf.lora(optax.adam(0.1), 2, key=0, where=is_hidden), spdf.dense(),
+      where=is_hidden, key=0,
+  )
+  state = TrainState(jnp.int32(0), params, tx.init(params), None)
+  for i, weight in enumerate((1, np.nan, 1)):
+    batch = make_batch(i)
+    state, _ = train_step(
+        state, batch._replace(weights=weight * batch.weights),
+        apply_fn=apply_model, optimizer=tx,
+        learning_rate=optax.constant_schedule(0.1), skip_not_finite=True,
+    )
+  adapters = state.opt_state.inner_state.adapters
+  want = spdf.merge_adapters(params, adapters, where=is_hidden)
+  for got, wanted in zip(*map(jax.tree.leaves, (state.params, want))):
+    np.testing.assert_allclose(got, wanted, atol=1e-5)

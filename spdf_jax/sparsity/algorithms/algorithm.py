@@ -115,7 +115,8 @@ class Algorithm(NamedTuple):
 
   init_state: Callable[[PyTree, PyTree], dict[str, PyTree]] | None = None
   """`(mask, params) -> state`: trees of the structure and shapes of the
-  parameters, by name. `None`: the algorithm has no state."""
+  parameters, by name. `join` calls it at the start of a later algorithm, with
+  the mask of the step before. `None`: the algorithm has no state."""
 
   update_state: Callable[..., dict[str, PyTree]] | None = None
   """`(count, state, mask, params, grads) -> state`, called at every step before

@@ -156,9 +156,9 @@ def join(
       )
       if not table.size:
         return change()
-      # Before its first step, a member has the state with which it begins.
+      # A later member has the state with which it begins until after its start.
       return jax.lax.cond(
-          (member_at(count) == i) & (count > start), change,
+          (member_at(count) == i) & (count > start if i else True), change,
           lambda: jax.lax.cond(count == start, begin, lambda: own),
       )
 

@@ -192,7 +192,7 @@ def update_times_of(
     [30, 60, 90]
   """
   times = schedules.update_times(every, start, stop)
-  is_interval = not (callable(every) or hasattr(every, '__iter__'))
+  is_interval = not (callable(every) or schedules.is_sequence(every))
   if stop is None or not is_interval or schedules.is_constant(sparsity):
     return times
   steps = times.steps.tolist()

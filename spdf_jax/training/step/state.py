@@ -11,6 +11,7 @@ import optax
 
 from spdf_jax import sparsity
 from spdf_jax.sparsity import state as states
+from spdf_jax.sparsity.age import AgeState
 from spdf_jax.sparsity.rewinding import RewindState
 from spdf_jax.training.step import losses
 
@@ -92,7 +93,7 @@ def step_values(state: TrainState) -> TrainState:
 
   These are all scalars, such as counts, the loss scale, and the snapshot of
   `rewind_weights`; arrays of the parameters, the masks and the optimizer's
-  moments are `None`.
+  moments are `None`, and so is the count of `with_age`, which belongs to ages.
   """
   return dataclasses.replace(
       state, params=_scalars(state.params), opt_state=_scalars(state.opt_state)
@@ -103,10 +104,12 @@ def _scalars(tree: PyTree) -> PyTree:
   def keep(node):
     if isinstance(node, RewindState):
       return node._replace(inner_state=_scalars(node.inner_state))
+    if isinstance(node, AgeState):
+      return None
     return node if node.ndim == 0 else None
 
   return jax.tree.map(
-      keep, tree, is_leaf=lambda node: isinstance(node, RewindState)
+      keep, tree, is_leaf=lambda node: isinstance(node, RewindState | AgeState)
   )
 
 

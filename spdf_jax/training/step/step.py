@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from spdf_jax import sparsity
+from spdf_jax.sparsity import adapters
 from spdf_jax.sparsity import state as states
 from spdf_jax.training.step import losses
 from spdf_jax.training.step import matmul
@@ -69,8 +70,9 @@ def train_step(
       function of this key and the step; `None`: without dropout.
     skip_not_finite: Whether a step whose loss or gradient norm is not finite
       leaves the kept weights unchanged. The optimizer then updates its state
-      with gradients of zero, so that counts, masks and schedules advance.
-      Ignored with a loss scale.
+      with gradients of zero, so that counts, masks and schedules advance; a
+      mask that grows by gradients grows by the order of weights then. Adapters
+      stay unchanged too. Ignored with a loss scale.
     rewinds: Steps at which `rewind_weights` sets the parameters. It does so
       even if the loss or gradient norm of the step is not finite.
     frozen: Function from the step to the flags of parameters that are not
@@ -133,9 +135,9 @@ def train_step(
     params = keep_frozen(flags, state.params, params)
   if skip_not_finite:
     takes_new = finite | jnp.isin(state.step, jnp.asarray(rewinds, jnp.int32))
-    params = jax.tree.map(
-        lambda new, old: jnp.where(takes_new, new, old), params, state.params
-    )
+    choose = lambda new, old: jnp.where(takes_new, new, old)
+    params = jax.tree.map(choose, params, state.params)
+    opt_state = adapters.map_adapters(choose, opt_state, state.opt_state)
   # An update of -p leaves NaN where p is NaN.
   params = sparsity.apply_mask(params, states.dense_mask(opt_state))
   metrics = {
