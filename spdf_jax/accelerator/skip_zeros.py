@@ -140,14 +140,18 @@ def explain(
   def explained(
       *args: Any, mask: PyTree = None, grad_mask: PyTree = None, **kwargs: Any
   ) -> Explanation:
-    leaves, treedef = jax.tree.flatten((args, kwargs, mask, grad_mask))
+    operands = args, kwargs, mask, grad_mask
+    leaves, treedef = jax.tree.flatten(operands)
     is_shape = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
     explanations = []
 
     def call(arrays):
       given = iter(arrays)
       filled = [next(given) if is_s else x for x, is_s in zip(leaves, is_shape)]
-      args, kwargs, mask, grad_mask = jax.tree.unflatten(treedef, filled)
+      # Copies of NNX modules share no variables, so it copies for shapes only.
+      args, kwargs, mask, grad_mask = (
+          jax.tree.unflatten(treedef, filled) if arrays else operands
+      )
       out, explanation = _call(
           f, argnums, Evaluation(lowering), args, kwargs, mask, grad_mask
       )
@@ -180,8 +184,9 @@ def _signature(f):
 
 def _call(f, argnums, evaluation, args, kwargs, mask, grad_mask):
   """Returns the result of `f`, and an explanation."""
+  params = _weights(args, argnums)
   paths, treedef = jax.tree_util.tree_flatten_with_path(
-      _weights(args, argnums), is_leaf=_is_listed
+      params, is_leaf=_is_listed
   )
   names = [trees.path_name(path) for path, _ in paths]
   leaves = [leaf for _, leaf in paths]
@@ -191,7 +196,6 @@ def _call(f, argnums, evaluation, args, kwargs, mask, grad_mask):
         for i, leaf in enumerate(leaves) if _is_listed(leaf)
     }
   else:
-    params = jax.tree.unflatten(treedef, leaves)
     followed = _with_masks(params, names, leaves, mask, grad_mask)
 
   def of_weights(weights):
@@ -304,7 +308,23 @@ def _matching(params, names, leaves, argument, mask):
         f'{argument} selects no weight, all its leaves are None; give the '
         'mask of the weights, as spdf_jax.get_mask(opt_state) returns it.'
     )
+  masks = _of_shared(params, masks)
   return [None if m is None else jnp.asarray(m) for m in masks]
+
+
+def _of_shared(params, masks):
+  """Returns the masks, also of variables that NNX's states list elsewhere."""
+  boxes = [
+      box for box in jax.tree.leaves(params, is_leaf=trees.is_box)
+      for _ in jax.tree.leaves(box)
+  ]
+  of_box = {
+      id(box): m for box, m in zip(boxes, masks)
+      if m is not None and trees.is_box(box)
+  }
+  return [
+      of_box.get(id(box)) if m is None else m for box, m in zip(boxes, masks)
+  ]
 
 
 def _check_arrays(out):

@@ -77,7 +77,7 @@ def matching_leaves(
       for path, leaf in jax.tree_util.tree_leaves_with_path(
           tree,
           is_leaf=lambda path, x: (
-              path_parts(path) in known and not _is_box(x)
+              path_parts(path) in known and not is_box(x)
           ),
           is_leaf_takes_path=True,
       )
@@ -94,8 +94,13 @@ def matching_leaves(
   return [by_path.get(path) for path in paths]
 
 
-def _is_box(x: Any) -> bool:
-  """Returns whether a node is an `nnx.Variable` or a box of Linen."""
+def is_box(x: Any) -> bool:
+  """Returns whether a node is an `nnx.Variable` or a box of Linen.
+
+  Example:
+    >>> is_box(jnp.ones(2))
+    False
+  """
   return hasattr(x, 'replace_boxed') or (
       hasattr(x, 'get_value') and hasattr(x, 'set_value')
   )
@@ -115,8 +120,8 @@ def without_empty_variables(tree: PyTree) -> PyTree:
     The tree; variables that hold arrays are unchanged.
   """
   return jax.tree.map(
-      lambda x: None if _is_box(x) and not jax.tree.leaves(x) else x,
-      tree, is_leaf=_is_box,
+      lambda x: None if is_box(x) and not jax.tree.leaves(x) else x,
+      tree, is_leaf=is_box,
   )
 
 _is_none = lambda x: x is None

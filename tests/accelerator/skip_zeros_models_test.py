@@ -176,6 +176,36 @@ def test_an_nnx_module_trains_as_with_dense_products():
   assert len(table.reached) == len(jax.tree.leaves(mask)) == 6
 
 
+class Shared(nnx.Module):
+
+  def __init__(self, rngs):
+    self.first = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+    self.second = self.first
+
+  def __call__(self, x):
+    return self.second(nnx.tanh(self.first(x)))
+
+
+def test_a_variable_that_nnx_modules_share_has_its_mask_at_all_places():
+  model = Shared(nnx.Rngs(0))
+  mask = masks_of(nnx.state(model, nnx.Param), spdf.where.per_head)
+  kept = nnx.clone(model)
+  nnx.update(kept, spdf.apply_mask(nnx.state(kept, nnx.Param), mask))
+  loss = lambda model, x: jnp.mean((model(x) - 1) ** 2)
+  x = jax.random.normal(jax.random.key(1), (5, WIDTH))
+  fast = functools.partial(skip_zeros(loss), mask=mask)
+  value, grads = nnx.value_and_grad(fast)(model, x)
+  expected, dense = nnx.value_and_grad(loss)(kept, x)
+  np.testing.assert_allclose(value, expected, rtol=1e-5)
+  wanted = spdf.apply_mask(dense, mask)
+  jax.tree.map(
+      lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6),
+      grads, wanted,
+  )
+  table = explain(loss, lowering='native')(model, x, mask=mask)
+  assert table.reached == ('first/kernel', 'second/kernel')
+
+
 def test_gradients_of_an_equinox_module_with_functions_equal_dense_ones():
   model = eqx.nn.MLP(8, 4, 16, 2, key=jax.random.key(0))
   x = jax.random.normal(jax.random.key(1), (5, 8))

@@ -128,6 +128,23 @@ def test_values_and_tangents_of_a_while_loop_equal_dense_ones():
   assert len([use for use in uses if use.kernels]) == 2
 
 
+def test_a_while_loop_with_a_condition_per_example_stays_dense():
+  params, mask, x = simple()
+
+  def until_large(w, row):
+    step = lambda row: jnp.abs(row @ w) + 1
+    return jax.lax.while_loop(lambda row: row.sum() < 20, step, row)
+
+  f = lambda params, x: jax.vmap(
+      functools.partial(until_large, params['wi'][:, :SIZE])
+  )(x) @ params['wo'].T
+  for only in (mask, mask | {'wi': None}):
+    actual = skip_zeros(f, fast_bfloat16=True)(params, x, mask=only)
+    np.testing.assert_allclose(actual, f(masked(params, only), x), rtol=1e-5)
+  table = explain(f, lowering='native')(params, x, mask=mask)
+  assert table.dense == {'wi': 'a while_loop with a batch of conditions'}
+
+
 def test_the_policy_of_remat_saves_sparse_products_as_dense_ones():
   params, mask, x = simple()
 

@@ -91,8 +91,11 @@ def scan(
 
 def while_(
     evaluation: Any, eqn: Any, values: list[Value]
-) -> list[Value]:
+) -> list[Value] | str:
   """Evaluates a `while_loop`; weights among its constants keep masks."""
+  condition, _ = jaxprs.opened(eqn.params['cond_jaxpr'])
+  if condition.outvars[0].aval.shape:  # Only jax.vmap makes such equations.
+    return 'a while_loop with a batch of conditions'
   of_test = eqn.params['cond_nconsts']
   of_body = eqn.params['body_nconsts']
   first = of_test + of_body
