@@ -92,9 +92,11 @@ def skip_zeros(
     if mask is None and not _has_lists(_weights(args, argnums)):
       return f(*args, **kwargs)
     evaluation = Evaluation(lowering, fast_bfloat16)
-    out, explanation = _call(
+    out, changes, explanation = _call(
         f, argnums, evaluation, args, kwargs, mask, grad_mask
     )
+    for variable, value in changes:
+      variable.set_value(value)
     if str(explanation) not in logged:
       logged.add(str(explanation))
       explanation.log()
@@ -152,7 +154,7 @@ def explain(
       args, kwargs, mask, grad_mask = (
           jax.tree.unflatten(treedef, filled) if arrays else operands
       )
-      out, explanation = _call(
+      out, _, explanation = _call(
           f, argnums, Evaluation(lowering), args, kwargs, mask, grad_mask
       )
       explanations.append(explanation)
@@ -183,7 +185,7 @@ def _signature(f):
 
 
 def _call(f, argnums, evaluation, args, kwargs, mask, grad_mask):
-  """Returns the result of `f`, and an explanation."""
+  """Returns the result of `f`, variables with new values, an explanation."""
   params = _weights(args, argnums)
   paths, treedef = jax.tree_util.tree_flatten_with_path(
       params, is_leaf=_is_listed
@@ -201,10 +203,10 @@ def _call(f, argnums, evaluation, args, kwargs, mask, grad_mask):
   def of_weights(weights):
     given = dict(zip(followed, weights))
     filled = [given.get(i, leaf) for i, leaf in enumerate(leaves)]
-    filled = jax.tree.unflatten(treedef, filled)
-    out = f(*_with_weights(args, argnums, filled), **kwargs)
+    copy = jax.tree.unflatten(treedef, filled)
+    out = f(*_with_weights(args, argnums, copy), **kwargs)
     _check_arrays(out)
-    return out
+    return out, _changed(names, _boxes(params), filled, copy)
 
   closed, shapes = jax.make_jaxpr(of_weights, return_shape=True)([
       jax.ShapeDtypeStruct(leaves[i].parameter_shape, leaves[i].values.dtype)
@@ -215,9 +217,12 @@ def _call(f, argnums, evaluation, args, kwargs, mask, grad_mask):
   outs = evaluation.evaluate(
       closed.jaxpr, closed.consts, list(followed.values())
   )
-  outs = [out.masked() for out in outs]
+  out, changed = jax.tree.unflatten(
+      jax.tree.structure(shapes), [out.masked() for out in outs]
+  )
+  boxes = _boxes(params)
   return (
-      jax.tree.unflatten(jax.tree.structure(shapes), outs),
+      out, [(boxes[i], value) for i, value in changed.items()],
       Explanation(chosen, tuple(evaluation.uses.values())),
   )
 
@@ -314,10 +319,7 @@ def _matching(params, names, leaves, argument, mask):
 
 def _of_shared(params, masks):
   """Returns the masks, also of variables that NNX's states list elsewhere."""
-  boxes = [
-      box for box in jax.tree.leaves(params, is_leaf=trees.is_box)
-      for _ in jax.tree.leaves(box)
-  ]
+  boxes = _boxes(params)
   of_box = {
       id(box): m for box, m in zip(boxes, masks)
       if m is not None and trees.is_box(box)
@@ -325,6 +327,43 @@ def _of_shared(params, masks):
   return [
       of_box.get(id(box)) if m is None else m for box, m in zip(boxes, masks)
   ]
+
+
+def _boxes(params):
+  """Returns the variable of each leaf, or the leaf if it is in none."""
+  return [
+      box for box in jax.tree.leaves(
+          params, is_leaf=lambda x: trees.is_box(x) or _is_listed(x)
+      )
+      for _ in jax.tree.leaves(box, is_leaf=_is_listed)
+  ]
+
+
+def _changed(names, boxes, before, copy):
+  """Returns the new values of variables that `f` changed, by their index.
+
+  NNX modules have state, such as averages of batch norm, and `f` changes that
+  of a copy.
+  """
+  after = jax.tree.leaves(copy, is_leaf=_is_listed)
+  if len(after) != len(before):
+    raise ValueError(
+        'the function adds variables to its model, as sow does, which '
+        'skip_zeros cannot; return their values as results.'
+    )
+  changed = {
+      i: new for i, (old, new) in enumerate(zip(before, after))
+      if new is not old
+  }
+  for i in changed:
+    places = sum(box is boxes[i] for box in boxes)
+    if places > 1 or not hasattr(boxes[i], 'set_value'):
+      what = 'a variable of several modules' if places > 1 else 'no variable'
+      raise ValueError(
+          f'the function changes {names[i]!r} in place, which is {what}; '
+          'return the new value as a result.'
+      )
+  return changed
 
 
 def _check_arrays(out):

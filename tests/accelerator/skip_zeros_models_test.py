@@ -18,6 +18,7 @@ import spdf_jax as spdf
 from spdf_jax.accelerator import explain
 from spdf_jax.accelerator import list_params
 from spdf_jax.accelerator import skip_zeros
+from tests.refusals import refuse
 
 pytestmark = pytest.mark.ci
 WIDTH = 16
@@ -174,6 +175,53 @@ def test_an_nnx_module_trains_as_with_dense_products():
   spdf.check_zeros(nnx.state(model, nnx.Param), optimizer.opt_state)
   table = explain(loss, lowering='native')(model, x, mask=mask)
   assert len(table.reached) == len(jax.tree.leaves(mask)) == 6
+
+
+class Stateful(nnx.Module):
+
+  def __init__(self, rngs, place=None):
+    self.wi = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+    self.norm = nnx.BatchNorm(WIDTH, rngs=rngs)
+    self.dropout = nnx.Dropout(0.5, rngs=rngs)
+    self.other = self.norm if place == 'shared' else None
+    self.place = place
+
+  def __call__(self, x):
+    y = self.dropout(self.norm(self.wi(x)))
+    if self.place == 'new':
+      self.seen = nnx.Intermediate(y)
+    return y
+
+
+def test_the_state_of_an_nnx_module_changes_as_with_dense_products():
+  x = jax.random.normal(jax.random.key(1), (128, WIDTH))
+  results = []
+  for make in (lambda f, mask: f, lambda f, mask: functools.partial(
+      skip_zeros(f, lowering='native'), mask=mask
+  )):
+    model = Stateful(nnx.Rngs(0))
+    mask = masks_of(nnx.state(model, nnx.Param), {'wi/kernel': True})
+    nnx.update(model, spdf.apply_mask(nnx.state(model, nnx.Param), mask))
+    loss = make(lambda model, x: jnp.mean(model(x) ** 4), mask)
+    step = nnx.jit(nnx.value_and_grad(loss))
+    values = [float(step(model, x)[0]) for _ in range(3)]
+    results.append((values, nnx.state(model, nnx.BatchStat)))
+    assert model.dropout.rngs.count[...] == 3 and len(set(values)) == 3
+  (want, averages), (got, skipped) = results
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+  for one, other in zip(*map(jax.tree.leaves, (averages, skipped))):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize('place, message', [
+    ('new', 'adds variables to its model'),
+    ('shared', "'norm/mean' in place, which is a variable of several modules"),
+])
+def test_state_that_cannot_be_returned_is_refused(place, message):
+  model = Stateful(nnx.Rngs(0), place)
+  mask = masks_of(nnx.state(model, nnx.Param), {'wi/kernel': True})
+  x = jnp.ones((4, WIDTH))
+  refuse(message, skip_zeros(lambda m, x: m(x)), model, x, mask=mask)
 
 
 class Shared(nnx.Module):
