@@ -6,10 +6,12 @@
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
 
 --scale: `fair` takes a night on two cores; `context-64`, sparse against dense
-at equal FLOPs, some 26 core-hours; `growth`, moving masks against static ones,
-some 6; `smoke` takes minutes and gives no verdicts.
-DIR contains books/, e2e/, webnlg17/ and wikitext2/, which you provide; smoke
-reads Python's standard library. The file PROTOCOL*.md in a folder of results,
+at equal FLOPs, some 26 core-hours; `fine-tuning-64`, fine-tuning of those
+models, some 2; `growth`, moving masks against static ones, some 7; `smoke`
+takes minutes and gives no verdicts.
+DIR contains data that you provide: books/; for all but `growth` e2e/; for
+`fair` webnlg17/; for context 64 wikitext2/. `smoke` reads Python's standard
+library. The file PROTOCOL*.md in a folder of results,
 written before the runs, defines the comparisons and when a claim holds; scales
 of closed protocols are there as records and tables. Runs are written to
 --workdir and trained one on each core; if stopped or killed, the same command
