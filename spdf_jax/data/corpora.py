@@ -16,6 +16,7 @@ import uuid
 from spdf_jax import files
 from spdf_jax import names
 from spdf_jax.data import copies
+from spdf_jax.data import special_tokens
 from spdf_jax.data import stdlib
 from spdf_jax.data import token_files
 from spdf_jax.data import tokenizer_files
@@ -445,7 +446,7 @@ def _documents(
     texts: Iterable[str], tokenizer: Tokenizer
 ) -> Iterator[tuple[list[int], int]]:
   for text in texts:
-    ids = tokenizer.encode(text)
+    ids = special_tokens.begun(tokenizer, tokenizer.encode(text))
     yield [*ids, tokenizer.end_of_text], len(text.encode('utf-8'))
 
 

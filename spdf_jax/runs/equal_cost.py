@@ -118,14 +118,18 @@ def by_text(
     runs: Runs by label.
 
   Returns:
-    Runs by label, by a description of corpus and tokenizer. Runs without
-    evaluations in pre-training are left out.
+    Runs by label, by a description of corpus, tokenizer and sequences. Runs
+    without evaluations in pre-training are left out.
   """
   groups: dict[str, dict[str, RunRecord]] = {}
   for label, run in runs.items():
     text = 'an unknown corpus' if not run.data else (
         f'corpus {run.data["corpus"]!r} in tokens of {run.data["tokenizer"]!r}'
     )
+    # Evaluations have the longest sequences of the phases on the corpus.
+    lengths = [p.length for p in run.phases if p.source != 'task']
+    if lengths:
+      text += f' in sequences of {max(lengths)}'
     if len(curves.pretraining_curve(run)[0]):
       groups.setdefault(text, {})[label] = run
   return groups

@@ -281,7 +281,8 @@ def other_texts(runs: Mapping[str, RunRecord]) -> str | None:
     >>> print(other_texts({'a': toy('bytes'), 'b': toy('bpe-300')}))
     ... # doctest: +NORMALIZE_WHITESPACE
     Losses of other tokens are not compared: a has corpus 'a' in tokens of
-    'bytes'; b has corpus 'a' in tokens of 'bpe-300'.
+    'bytes' in sequences of 8; b has corpus 'a' in tokens of 'bpe-300' in
+    sequences of 8.
   """
   groups = equal_cost.by_text(runs)
   if len(groups) < 2:

@@ -131,7 +131,7 @@ def _create_sources(
 def tokens_per_epoch(
     sources: Mapping[str, data.Source]
 ) -> dict[str, Callable[[int], int]]:
-  """Returns functions from the length of rows to the tokens of an epoch.
+  """Returns functions from the length of blocks to the tokens of an epoch.
 
   Args:
     sources: The sources, by name.

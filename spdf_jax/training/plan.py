@@ -353,7 +353,7 @@ def create_plan(
   Args:
     phases: The phases, in order, e.g. those of `parse_phases`.
     tokens_per_epoch: Mapping from the name of each source, the field `data` of
-      phases, to a function from the sequence length to the tokens of an epoch.
+      phases, to a function from the length of blocks to the tokens of an epoch.
       `None` before the data is read: phases in epochs have `math.inf` steps.
     parameters: Number of parameters of the model, for durations in
       tokens/parameter.
@@ -377,10 +377,12 @@ def create_plan(
   for phase in phases:
     epoch = lookup(f'data of phase {phase.name!r}:', phase.data,
                    tokens_per_epoch)
+    # Sources are read in blocks of the longest of their phases' lengths.
+    longest = max(p.length for p in phases if p.data == phase.data)
     resolver = functools.partial(
         resolve_duration,
         tokens_per_step=phase.batch_size * phase.length,
-        tokens_per_epoch=epoch(phase.length),
+        tokens_per_epoch=epoch(longest),
         parameters=parameters,
     )
     try:

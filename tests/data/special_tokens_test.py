@@ -248,6 +248,10 @@ def test_the_begin_token_precedes_texts_in_scoring_and_training(
   assert len(ends) > 20
   assert (ids[ends + 1] == BEGIN).all()
   assert (ids == BEGIN).sum() == len(ends)
+  texts = dict.fromkeys(('train', 'validation', 'test'), ['to be', 'or'])
+  written = data.write_corpus(tmp_path / 'written', texts, llama)
+  ids = written.train.tokens.tolist()
+  assert ids.count(BEGIN) == 2 and ids[0] == BEGIN == ids[ids.index(END) + 1]
 
 
 def test_generation_stops_at_every_end():

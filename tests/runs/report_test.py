@@ -336,8 +336,8 @@ def test_losses_on_different_corpora_are_not_compared(tmp_path, runs):
   text = write_report(tmp_path / 'report', reported).read_text()
   assert (
       "Losses of other tokens are not compared: dense, tuned have corpus "
-      "'text' in tokens of 'bytes'; other has corpus 'text' in tokens of "
-      "'bpe-300'."
+      "'text' in tokens of 'bytes' in sequences of 8; other has corpus 'text' "
+      "in tokens of 'bpe-300' in sequences of 8."
   ) in text
   table = text[text.index('| run | after 1,600 tokens |'):].split('\n\n')[0]
   assert [row[0] for row in cells(table)] == ['dense', 'tuned']

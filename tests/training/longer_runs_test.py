@@ -189,6 +189,20 @@ def test_resuming_with_more_phases_refuses_update_times_in_per_cent(tmp_path):
   refuse('and shared mask updates in per cent', run.open, tmp_path / 'b')
 
 
+def test_longer_sequences_need_a_new_epoch(tmp_path):
+  first = dict(a=phase(4, length=16))
+  train(make_run(first), tmp_path / 'a')
+  start, longer = dict(resume=f'{tmp_path / "a"}@a'), phase(4, length=32)
+  refuse(
+      "blocks of 16 tokens, .* blocks of 32 'b' would read parts of the epoch",
+      make_run(first | dict(b=longer), **start).open, tmp_path / 'b',
+  )
+  start |= dict(data__max_epochs__corpus=2)
+  make_run(first | dict(b=longer | dict(new_epoch=True)), **start).open(
+      tmp_path / 'c'
+  ).close()
+
+
 def test_a_workdir_with_fewer_phases_is_refused_with_the_resume_flag(finished):
   run = make_run(FIRST | dict(c=phase(2)))
   refuse(

@@ -58,6 +58,12 @@ def rates(plan):
   ])
 
 
+def test_an_epoch_is_that_of_blocks_of_the_longest_sequences():
+  short = {'duration': '1 epochs', 'length': 16, 'batch_size': 1}
+  one, two = make_plan(short), make_plan(short, {'length': 256})
+  assert (one.phases[0].steps, two.phases[0].steps) == (1_000 // 16, 768 // 16)
+
+
 def test_a_continued_cosine_is_one_cosine_over_both_phases():
   both = make_plan({}, {'duration': '13 steps', **make_rate('continue')})
   one = make_plan({'duration': '43 steps'})

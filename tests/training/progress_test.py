@@ -88,8 +88,19 @@ def test_time_for_evaluation_is_left_out_of_the_rate():
   line.update(10, 20)
   line.progress.pause()
   line.now += 500
-  line.progress.resume(20)
+  line.progress.resume()
   assert ' 20 tokens/s' in line.update(10, 40)
+
+
+def test_frequent_evaluations_keep_no_line_from_being_printed():
+  line, texts = Line(), []
+  for step in range(4, 24, 4):
+    texts.append(line.update(4, step))
+    line.progress.pause()
+    line.now += 3
+    line.progress.resume()
+  assert [bool(text) for text in texts] == [False, False, True, False, False]
+  assert ' 10 tokens/s' in texts[2]
 
 
 def test_a_clock_that_stands_still_does_not_divide_by_zero():

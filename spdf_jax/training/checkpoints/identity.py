@@ -171,6 +171,7 @@ def refuse_other_past(
     saved = identity_of(stored)
   expected = identity_of(config)
   if saved == expected:
+    _refuse_other_blocks(checkpoint, stored, config, len(past))
     return stored, past
   phases = [phase.name for phase in stored.phases]
   changed = {
@@ -196,6 +197,31 @@ def refuse_other_past(
     )
   refuse_difference(checkpoint, 'config', saved, expected, fix)
   return stored, past
+
+
+def _refuse_other_blocks(
+    checkpoint: pathlib.Path, stored: RunConfig, config: RunConfig, past: int
+) -> None:
+  """Raises MismatchError if later phases would read text of an epoch again.
+
+  The corpus is permuted in blocks of the longest length of its phases.
+  """
+  on_corpus = lambda phases: [p for p in phases if p.data == 'corpus']
+  later = on_corpus(config.phases[past:])
+  if not on_corpus(config.phases[:past]) or not later or later[0].new_epoch:
+    return
+  before, after = (
+      max(phase.length for phase in on_corpus(c.phases))
+      for c in (stored, config)
+  )
+  if before != after:
+    raise MismatchError(
+        f'checkpoint {checkpoint} has read the corpus in blocks of {before} '
+        f'tokens, the longest length of its phases, and with blocks of {after} '
+        f'{later[0].name!r} would read parts of the epoch again; set its '
+        f'new_epoch to True, or give a phase the length {before} and none a '
+        'larger one.'
+    )
 
 
 def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

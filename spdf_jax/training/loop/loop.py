@@ -124,7 +124,7 @@ def train(
           # These steps include compilation, which is not training time.
           jax.block_until_ready(metrics)
           log.restart_clock()
-          progress.resume(step)
+          progress.restart(step)
         stop = interrupts.stop_after(step)
         ends = step in run.plan.ends.values()
         evaluate = ends or step % run.config.eval_every == 0
@@ -158,7 +158,7 @@ def train(
           run.checkpoints.save(dense, run.best)
         del dense
         log.restart_clock()
-        progress.resume(step)
+        progress.resume()
         if stop:
           break
     writer.close()

@@ -91,7 +91,7 @@ class Progress:
     self._line = LiveLine(out)
     self._every = 0.5 if self._line.overwrites else 10.0
     self._clock = clock
-    self._last_time = clock()
+    self._last_time = self._paused_at = clock()
     self._last_tokens = self._tokens_until(start)
     self._rate = 0.0
 
@@ -121,9 +121,14 @@ class Progress:
   def pause(self) -> None:
     """Clears the progress line, so that other output begins on an empty one."""
     self._line.clear()
+    self._paused_at = self._clock()
 
-  def resume(self, step: int) -> None:
+  def resume(self) -> None:
     """Excludes the time since `pause` from the next tokens per second."""
+    self._last_time += self._clock() - self._paused_at
+
+  def restart(self, step: int) -> None:
+    """Excludes all steps since the last line from it, as they compiled."""
     self._last_time = self._clock()
     self._last_tokens = self._tokens_until(step)
 
