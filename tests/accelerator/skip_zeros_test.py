@@ -268,6 +268,23 @@ def test_listed_matrices_are_used_for_few_tokens(lowering):
     fast(listed, x, mask=mask)
 
 
+@pytest.mark.parametrize('use', [
+    lambda w, x: x @ (w * 2),
+    lambda w, x: w,
+    lambda w, x: jax.lax.cond(True, lambda w: w, jnp.sin, w),
+    lambda w, x: jax.lax.fori_loop(0, 2, lambda _, w: w + 1, w),
+    lambda w, x: x @ w,
+])
+def test_listed_matrices_have_the_dtype_of_the_program_in_every_use(use):
+  params, mask, x = simple()
+  only = {name: m if name == 'wi' else None for name, m in mask.items()}
+  f = lambda p, x: use(p['wi'].astype('bfloat16'), x.astype('bfloat16'))
+  y = skip_zeros(f)(list_params(params, only), x)
+  expected = jax.jit(f)(masked(params, only), x)
+  assert y.dtype == expected.dtype
+  assert_equal_trees(*map(to_float32, (y, expected)), 2e-2)
+
+
 # Arguments.
 
 

@@ -9,6 +9,7 @@ import jax
 from spdf_jax.accelerator import jaxprs
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.interpreter.values import arrays_and_masks
+from spdf_jax.accelerator.interpreter.values import dense
 from spdf_jax.accelerator.interpreter.values import Value
 
 
@@ -142,7 +143,7 @@ def _loop(evaluation, eqn, values, start, carry):
       kept[i] = value
     else:
       evaluation.note(eqn, [value], reason=f'the carry of {eqn.primitive}')
-      values[start + i] = Value(value.masked())
+      values[start + i] = Value(dense(eqn.invars[start + i], value))
   return values, kept
 
 

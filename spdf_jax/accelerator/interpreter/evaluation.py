@@ -19,6 +19,7 @@ from spdf_jax.accelerator import jaxprs
 from spdf_jax.accelerator.explanation import Use
 from spdf_jax.accelerator.interpreter import control_flow
 from spdf_jax.accelerator.interpreter import products
+from spdf_jax.accelerator.interpreter.values import dense
 from spdf_jax.accelerator.interpreter.values import Masks
 from spdf_jax.accelerator.interpreter.values import Value
 
@@ -72,15 +73,17 @@ class Evaluation:
         if not isinstance(results, str):
           return results
         self.note(eqn, values, reason=results)
-        values = [Value(value.masked()) for value in values]
+        values = list(map(Value, map(dense, eqn.invars, values)))
     return list(map(Value, jaxprs.evaluate(eqn, *(v.array for v in values))))
 
   def function(self, jaxpr: Any) -> Callable[..., list[Any]]:
     """Returns the function `(arrays, masks) -> arrays` of an inner jaxpr."""
     def call(arrays, masks):
       values = map(Value, arrays, masks)
-      outs = self.evaluate(*jaxprs.opened(jaxpr), values)
-      return [out.masked() for out in outs]
+      inner, consts = jaxprs.opened(jaxpr)
+      return list(map(
+          dense, inner.outvars, self.evaluate(inner, consts, values)
+      ))
 
     return call
 
