@@ -213,7 +213,7 @@ def _call(f, argnums, evaluation, args, kwargs, mask, grad_mask):
   ])
   chosen = tuple(names[i] for i in followed)
   _check_used(closed.jaxpr, chosen)
-  outs = evaluation.function(closed)(
+  outs = evaluation.function(closed, 'the function')(
       *arrays_and_masks(list(followed.values()))
   )
   return (

@@ -359,6 +359,26 @@ def test_explain_has_a_row_for_every_use_of_a_weight():
   assert of('3/w') == [['–', 'not', 'used']]
 
 
+@pytest.mark.parametrize('leave, owner', [
+    (jax.checkpoint(lambda w: -w), 'checkpoint'),
+    (lambda w: jax.lax.cond(True, lambda w: w, lambda w: -w, w), 'cond'),
+    (lambda w: jax.lax.scan(lambda _, w: (None, -w), None, w[None])[1][0],
+     'scan'),
+])
+def test_weights_that_leave_control_flow_are_dense_and_explained(leave, owner):
+  params, mask, x = simple()
+  table = explain(lambda p, x: x @ leave(p['wi']))(params, x, mask=mask)
+  assert table.dense['wi'] == f'a result of {owner}'
+
+
+def test_all_weights_that_a_function_returns_or_multiplies_are_explained():
+  params, mask, x = simple()
+  f = lambda p, x: (x @ (p['wi'] * p['wo'].T), p['wi'])
+  table = explain(f, lowering='native')(params, x, mask=mask)
+  assert table.reached == ('wi', 'wo')
+  assert 'a result of the function' in str(table)
+
+
 @pytest.mark.parametrize('change, message', [
     (dict(mask={'w': np.ones(2, bool)}), r"'w', but the parameters"),
     (dict(mask={'wi': np.ones((SIZE, 8))}), r"mask of 'wi' has dtype float64"),
