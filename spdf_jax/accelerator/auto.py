@@ -58,6 +58,8 @@ def choose(
     The crossovers, or the reason why XLA multiplies at any sparsity.
   """
   *stack, inputs, outputs = shape
+  if 0 in x.shape:
+    return 'an empty axis'
   tokens = x.size // x.shape[-1] // math.prod(stack)
   width = min(inputs, outputs)
   if jax.default_backend() != 'cpu':

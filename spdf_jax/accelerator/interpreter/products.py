@@ -173,6 +173,8 @@ def sparse(
   x, w, mask, grad_mask = values
   if w.masks is None:
     return eqn.primitive.name
+  if 0 in w.array.shape:
+    return 'a product with an empty axis'
   evaluation.note(eqn, [x], reason='inputs of sparse_matmul')
   y = eqn.primitive.bind(
       x.masked(), w.array, mask.array & w.masks.product,
