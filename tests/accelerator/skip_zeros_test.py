@@ -2,6 +2,7 @@
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -210,6 +211,20 @@ def test_a_product_into_a_wider_dtype_is_not_rounded():
       skip_zeros(mixed)(params, x, mask=mask),
       mixed(masked(params, mask), x), rtol=1e-5, atol=1e-6,
   )
+
+
+@pytest.mark.parametrize('precision', [None, 'high', 'highest'])
+def test_products_and_gradients_have_the_precision_of_dense_ones(precision):
+  params, mask, x = simple()
+  f = lambda p, x: jnp.sum(jnp.sin(jnp.dot(x, p['wi'], precision=precision)))
+
+  def precisions(f):
+    traced = jax.jit(jax.grad(f, argnums=(0, 1))).trace(params, x)
+    text = traced.lower(lowering_platforms=('tpu',)).as_text()
+    return sorted(re.findall(r'dot_general .*precision = (\[.*?\])', text))
+
+  fast = functools.partial(skip_zeros(f), mask=mask)
+  assert precisions(fast) == precisions(f) and len(precisions(f)) == 3
 
 
 def test_an_argument_selects_the_fast_dense_bfloat16_products(monkeypatch):

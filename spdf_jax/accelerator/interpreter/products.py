@@ -15,6 +15,9 @@ from spdf_jax.accelerator import listed_matrix
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.interpreter.values import Value
 
+_PRECISIONS = {None: None} | {(p, p): p.name.lower() for p in jax.lax.Precision}
+"""Precisions of both operands, and their names; not those of algorithms."""
+
 
 def masked(
     evaluation: Any, eqn: Any, values: list[Value]
@@ -22,12 +25,16 @@ def masked(
   """Evaluates a `dot_general` of masked weights with `sparse_matmul`."""
   if eqn.params['out_sharding'] is not None:
     return 'a product with an out_sharding'
+  precision = eqn.params['precision']
+  if precision not in _PRECISIONS:
+    return f'a product with the precision {precision}'
   # A result in a wider dtype is the product computed in that dtype.
   dtype = functools.reduce(
       jnp.promote_types, [var.aval.dtype for var in (*eqn.invars, *eqn.outvars)]
   )
   numbers = eqn.params['dimension_numbers']
-  return _multiply(evaluation, eqn, values, numbers, dtype)
+  with jax.default_matmul_precision(_PRECISIONS[precision]):
+    return _multiply(evaluation, eqn, values, numbers, dtype)
 
 
 def dense(
