@@ -40,13 +40,13 @@ def use(tmp_path, monkeypatch):
   os.umask(before)
 
 
+WRITE = 'while [ $# -gt 1 ]; do shift; done; [ -d "${1%/*}" ] && echo code > $1'
+
+
 @pytest.fixture
 def built(use, tmp_path):
   """Returns the path of a library that is built in an instant."""
-  use(
-      f'echo "$@" >> {tmp_path}/calls; '
-      'while [ $# -gt 1 ]; do shift; done; [ -d "${1%/*}" ] && echo code > $1'
-  )
+  use(f'echo "$@" >> {tmp_path}/calls; {WRITE}')
   path = library.build()
   (tmp_path / 'calls').unlink()
   return path
@@ -96,6 +96,18 @@ def test_a_failing_compiler_is_reported_in_one_line(use, tmp_path):
   use('echo "in file a" >&2; echo "error: no" >&2; exit 1')
   refuse_to_build(r'^compiler \S+ failed: error: no; .*\.$')
   assert not list((tmp_path / 'cache').glob('spdf_jax/*/*'))
+
+
+@pytest.mark.skipif(
+    'amx' not in library.buildable(), reason='all kernels are needed here'
+)
+def test_kernels_are_left_out_only_if_the_compiler_refuses_them(use, tmp_path):
+  fails = lambda how: f'case "$*" in {how} *-mamx*) echo error >&2; exit 1;; '
+  use(f'{fails("*-fsyntax-only*) exit;;")} esac; {WRITE}')
+  refuse_to_build('failed: error; ')
+  assert not list((tmp_path / 'cache').glob('spdf_jax/*/*'))
+  use(f'{fails("")} esac; {WRITE}')
+  assert library.build().exists()
 
 
 def test_a_cache_that_cannot_be_written_is_reported(use, tmp_path):

@@ -361,14 +361,25 @@ def _compile(compiler: str, work: pathlib.Path, made: pathlib.Path) -> None:
   ])
   for name in buildable():
     made_of_name = work / f'{name}.o'
+    command = kernels_command(compiler, name, made_of_name)
     try:
-      _run(kernels_command(compiler, name, made_of_name))
+      _run(command)
     except Unavailable:
-      if name not in _OPTIONAL:
+      if name not in _OPTIONAL or _is_accepted(command):
         raise
     else:
       objects.append(made_of_name)
   _run([compiler, '-shared', *map(str, objects), '-o', str(made)])
+
+
+def _is_accepted(command: list[str]) -> bool:
+  """Returns whether a compiler that failed does support flags and source.
+
+  Then it failed for another reason, such as too little memory, and the next
+  start tries again.
+  """
+  check = [command[0], '-fsyntax-only', *command[1:]]
+  return not subprocess.run(check, capture_output=True, check=False).returncode
 
 
 def _run(command: list[str]) -> None:
