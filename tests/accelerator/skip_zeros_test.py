@@ -211,6 +211,11 @@ def test_a_product_into_a_wider_dtype_is_not_rounded():
       skip_zeros(mixed)(params, x, mask=mask),
       mixed(masked(params, mask), x), rtol=1e-5, atol=1e-6,
   )
+  only = {name: m if name == 'wi' else None for name, m in mask.items()}
+  listed = list_params(params, only, dtype='bfloat16')
+  np.testing.assert_allclose(
+      skip_zeros(wide)(listed, x), expected, rtol=1e-5, atol=1e-6
+  )
 
 
 @pytest.mark.parametrize('precision', [None, 'high', 'highest'])

@@ -131,6 +131,9 @@ def listed(
       [axis for axis, _ in pairs] != [*range(first, first + len(inputs))]
   ):
     return 'a product with other axes of a listed matrix'
+  out = eqn.outvars[0].aval
+  if out.dtype == jnp.float32:
+    x = x.astype(out.dtype)  # Sums are rounded to the dtype of the inputs.
   x = jnp.moveaxis(x, summed, range(-len(summed), 0))
   tokens = x.shape[:-len(summed)]
   lowering = evaluation.lowering
@@ -144,7 +147,7 @@ def listed(
       eqn, [values[side]], product=' × '.join(map(str, w.shape)),
       tokens=math.prod(tokens), kernels=f'lists, {lowering}',
   )
-  return [Value(y.astype(eqn.outvars[0].aval.dtype))]
+  return [Value(y.astype(out.dtype))]
 
 
 def listed_cast(
