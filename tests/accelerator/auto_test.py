@@ -137,6 +137,22 @@ def test_products_that_cannot_be_faster_are_dense_and_explained(on_processor):
   assert 'native above 95% zeros' in table(w, x, mask)
 
 
+@pytest.mark.parametrize('lowering, dtype, setting, reason', [
+    ('native', 'float32', '1', ''),
+    ('native', 'float16', '1', 'no kernels for float16'),
+    ('native', 'float32', '0', 'no kernels for float32'),
+    ('reference', 'float32', '1', 'the reference multiplies zeros'),
+])
+def test_weights_reach_kernels_only_if_there_are_some(
+    lowering, dtype, setting, reason, monkeypatch
+):
+  monkeypatch.setenv('SPDF_NATIVE', setting)
+  x, w, mask = operands(0.75, dtype=dtype)
+  multiply = lambda p, x: x @ p['w']
+  table = explain(multiply, lowering=lowering)({'w': w}, x, mask={'w': mask})
+  assert table.dense == ({'w': reason} if reason else {})
+
+
 @pytest.mark.parametrize('lowering', ['auto', 'native'])
 def test_a_stack_of_no_matrices_has_products_and_gradients(lowering):
   x, w, mask = operands(0.75, stack=(0,))

@@ -12,12 +12,18 @@ import pytest
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import explain
 from spdf_jax.accelerator import list_params
+from spdf_jax.accelerator import native
 from spdf_jax.accelerator import skip_zeros
 from tests.accelerator.skip_zeros_programs_test import assert_equal_trees
 from tests.accelerator.skip_zeros_programs_test import draw_arrays
 from tests.accelerator.skip_zeros_programs_test import program
 from tests.accelerator.skip_zeros_programs_test import SIZE
 from tests.accelerator.skip_zeros_programs_test import TOKENS
+
+needs_kernels = pytest.mark.skipif(
+    jax.default_backend() != 'cpu' or not native.is_available(),
+    reason='there are no native kernels here (is a C++ compiler installed?)',
+)
 
 
 def simple(seed=0, sparsity=0.5):
@@ -111,6 +117,7 @@ def test_pruned_weights_may_be_nan():
   assert_equal_trees(actual, expected, 1e-5)
 
 
+@needs_kernels
 def test_values_and_tangents_of_a_while_loop_equal_dense_ones():
   params, mask, x = simple()
 
@@ -129,6 +136,7 @@ def test_values_and_tangents_of_a_while_loop_equal_dense_ones():
   assert len([use for use in uses if use.kernels]) == 2
 
 
+@needs_kernels
 def test_a_while_loop_with_a_condition_per_example_stays_dense():
   params, mask, x = simple()
 
@@ -343,6 +351,7 @@ def test_arguments_other_than_weights_may_be_bools_and_functions():
 # Either a correct result or an error.
 
 
+@needs_kernels
 def test_the_log_states_once_which_weights_reach_kernels(caplog):
   params, mask, x = simple()
   params['e'] = np.ones((3, SIZE), 'float32')
@@ -361,6 +370,7 @@ def test_the_log_states_once_which_weights_reach_kernels(caplog):
   assert "what stops them: 'e' (gather);" in warning.getMessage()
 
 
+@needs_kernels
 def test_explain_has_a_row_for_every_use_of_a_weight():
   layers = [('scan', 'tied'), ('plain', 'decayed'), ('jit', 'own_backward'),
             ('remat', 'heads')]
@@ -391,6 +401,7 @@ def test_weights_that_leave_control_flow_are_dense_and_explained(leave, owner):
   assert table.dense['wi'] == f'a result of {owner}'
 
 
+@needs_kernels
 def test_all_weights_that_a_function_returns_or_multiplies_are_explained():
   params, mask, x = simple()
   f = lambda p, x: (x @ (p['wi'] * p['wo'].T), p['wi'])
