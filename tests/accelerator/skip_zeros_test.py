@@ -226,7 +226,9 @@ def test_a_product_into_a_wider_dtype_is_not_rounded():
   )
 
 
-@pytest.mark.parametrize('precision', [None, 'high', 'highest'])
+@pytest.mark.parametrize('precision', [
+    None, 'high', 'highest', 'TF32_TF32_F32', ('high', 'highest'),
+])
 def test_products_and_gradients_have_the_precision_of_dense_ones(precision):
   params, mask, x = simple()
   f = lambda p, x: jnp.sum(jnp.sin(jnp.dot(x, p['wi'], precision=precision)))
@@ -234,10 +236,12 @@ def test_products_and_gradients_have_the_precision_of_dense_ones(precision):
   def precisions(f):
     traced = jax.jit(jax.grad(f, argnums=(0, 1))).trace(params, x)
     text = traced.lower(lowering_platforms=('tpu',)).as_text()
-    return sorted(re.findall(r'dot_general .*precision = (\[.*?\])', text))
+    return sorted(re.findall(r'dot_general .*?(precision = .*?) : ', text))
 
   fast = functools.partial(skip_zeros(f), mask=mask)
   assert precisions(fast) == precisions(f) and len(precisions(f)) == 3
+  is_sparse = 'sparse_matmul[' in str(jax.make_jaxpr(fast)(params, x))
+  assert is_sparse == (not isinstance(precision, tuple))
 
 
 def test_an_argument_selects_the_fast_dense_bfloat16_products(monkeypatch):

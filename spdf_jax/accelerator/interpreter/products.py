@@ -15,8 +15,12 @@ from spdf_jax.accelerator import listed_matrix
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.interpreter.values import Value
 
-_PRECISIONS = {None: None} | {(p, p): p.name.lower() for p in jax.lax.Precision}
-"""Precisions of both operands, and their names; not those of algorithms."""
+_PRECISIONS: dict[Any, str | None] = {
+    None: None,
+    **{(p, p): p.name.lower() for p in jax.lax.Precision},
+    **{p: p.name for p in jax.lax.DotAlgorithmPreset if p.name != 'DEFAULT'},
+}
+"""Names of the precisions of `jax.default_matmul_precision`."""
 
 
 def masked(
