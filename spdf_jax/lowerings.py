@@ -2,6 +2,7 @@
 """Primitives with a reference lowering and registered lowerings by name."""
 
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import functools
 from typing import Any
 
@@ -33,9 +34,10 @@ def define_primitive(
 ) -> Primitive:
   """Defines a primitive with the semantics of a traceable function.
 
-  The primitive takes the operands and parameters of the function and two
-  further parameters: `lowering`, the name of the lowering to use, and, if it is
-  given, `layer`, the name of the calling layer.
+  The primitive takes the operands and parameters of the function and three
+  further parameters: `lowering`, the name of the lowering to use, and, if they
+  are given, `layer`, the name of the calling layer, and `precision`, the
+  `jax.default_matmul_precision` of the lowering.
 
   Args:
     name: Name of the primitive in jaxprs.
@@ -52,8 +54,8 @@ def define_primitive(
   _references[primitive] = reference
 
   @primitive.def_abstract_eval
-  def _(*avals, lowering, layer='', **params):
-    del lowering, layer
+  def _(*avals, lowering, layer='', precision=None, **params):
+    del lowering, layer, precision
     # Traces the reference because that propagates shardings as well as shapes.
     jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
     return jaxpr.out_avals if multiple_results else jaxpr.out_avals[0]
@@ -63,11 +65,12 @@ def define_primitive(
     return primitive.bind(*args, **dict(params))
 
   @primitive.def_impl
-  def _(*args, lowering, layer='', **params):
+  def _(*args, lowering, layer='', precision=None, **params):
     # jax adds its options to the class when it is imported.
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-      return reference(*args, **params)
-    params |= dict(lowering=lowering, layer=layer)
+      with _precision(precision):
+        return reference(*args, **params)
+    params |= dict(lowering=lowering, layer=layer, precision=precision)
     return evaluate(*args, params=tuple(params.items()))
 
   mlir.register_lowering(primitive, _lowering_rule(primitive, platform=''))
@@ -217,17 +220,26 @@ def _names() -> list[str]:
   return [name for _, _, name in _registered]
 
 
+def _precision(name: str | None) -> contextlib.AbstractContextManager[Any]:
+  if name is None:
+    return contextlib.nullcontext()
+  return jax.default_matmul_precision(name)
+
+
 def _lowering_rule(primitive: Primitive, platform: str) -> Callable[..., Any]:
-  def compute(*args, lowering, layer='', **params):
+  def compute(*args, lowering, layer='', precision=None, **params):
     key = primitive, platform, lowering
     function = _registered.get(key)
     named = {'layer': layer} if key in _take_layer else {}
-    result = function(*args, **named, **params) if function else NotImplemented
-    if result is NotImplemented and primitive in _parts:
-      params |= dict(lowering=lowering, layer=layer)
-      return _parts[primitive](*args, **params)
-    if result is NotImplemented:
-      return _references[primitive](*args, **params)
-    return result
+    with _precision(precision):
+      result = (
+          function(*args, **named, **params) if function else NotImplemented
+      )
+      if result is NotImplemented and primitive in _parts:
+        params |= dict(lowering=lowering, layer=layer, precision=precision)
+        return _parts[primitive](*args, **params)
+      if result is NotImplemented:
+        return _references[primitive](*args, **params)
+      return result
 
   return mlir.lower_fun(compute, multiple_results=primitive.multiple_results)

@@ -58,25 +58,33 @@ def choose(
     The crossovers, or the reason why XLA multiplies at any sparsity.
   """
   *stack, inputs, outputs = shape
+  if 0 in x.shape:
+    return 'an empty axis'
   tokens = x.size // x.shape[-1] // math.prod(stack)
   width = min(inputs, outputs)
-  if jax.default_backend() != 'cpu':
-    return f'no kernels on {jax.default_backend()}'
   if tokens < LEAST_TOKENS:
     return f'fewer than {LEAST_TOKENS} tokens'
   if width < LEAST_WIDTH:
     return f'narrower than {LEAST_WIDTH}'
-  if accumulation_dtype not in (None, jnp.float32) or not (
-      native.is_available(x.dtype)
-  ):
-    return f'no kernels for {x.dtype}'
-  if not lowerings.is_local(x):
-    return 'several devices'
+  reason = _unsupported(x, accumulation_dtype)
+  if reason:
+    return reason
   dtype = x.dtype.name
   anywhere = crossovers.crossover(dtype, width, tokens)
   in_blocks = crossovers.known_crossover(dtype, in_blocks=True)
   choice = Crossovers(anywhere, anywhere if in_blocks is None else in_blocks)
   return 'slower kernels' if min(choice) == crossovers.NEVER else choice
+
+
+def _unsupported(x: jax.Array, accumulation_dtype: Any = None) -> str:
+  """Returns why native kernels cannot multiply, or `''`."""
+  if jax.default_backend() != 'cpu':
+    return f'no kernels on {jax.default_backend()}'
+  if accumulation_dtype not in (None, jnp.float32) or not (
+      native.is_available(x.dtype)
+  ):
+    return f'no kernels for {x.dtype}'
+  return '' if lowerings.is_local(x) else 'several devices'
 
 
 def describe(
@@ -92,6 +100,11 @@ def describe(
   Returns:
     The kernels and the reason; one of the two is `''`.
   """
+  if lowering == lowerings.REFERENCE:
+    return '', 'the reference multiplies zeros'
+  if lowering == lowerings.NATIVE:
+    reason = _unsupported(x)
+    return '' if reason else lowering, reason
   if lowering != AUTO:
     return lowering, ''
   choice = choose(x, shape)

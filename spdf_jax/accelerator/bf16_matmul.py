@@ -47,7 +47,7 @@ def einsum_reference(
       jnp.einsum, subscripts, preferred_element_type=jnp.float32
   )
   (of_x, of_y), of_z = _split(subscripts)
-  is_row = of_x[0] in of_z and all(
+  is_row = of_x and of_x[0] in of_z and all(
       size == 1 and a not in of_y for a, size in zip(of_x, x.shape) if a in of_z
   )
   if not is_row:

@@ -382,7 +382,9 @@ def sparse_matmul(
     dx = dy\,(m \odot w)^\top, \qquad dw = m_g \odot (x^\top dy)
 
   with :math:`m` the `mask` and :math:`m_g` the `grad_mask`, which may change
-  without recompilation: RigL sets it to all `True` at a mask update.
+  without recompilation: RigL sets it to all `True` at a mask update. XLA
+  multiplies in the precision of `jax.default_matmul_precision`, as for
+  `jnp.matmul`; native kernels always multiply in float32.
 
   Args:
     x: Inputs [..., inputs], float32, bfloat16 or float16 (or float64).
@@ -422,7 +424,11 @@ def sparse_matmul(
   """
   x, w = jnp.asarray(x), jnp.asarray(w)
   lowerings.check_lowering(lowering)
-  params = dict(transpose=False, out_sharding=out_sharding, lowering=lowering)
+  config: Any = jax.config  # JAX adds its options when it is imported.
+  params = dict(
+      transpose=False, out_sharding=out_sharding, lowering=lowering,
+      precision=config.jax_default_matmul_precision,
+  )
   if isinstance(mask, packing.PackedMask):
     operands.check_packed(x, w, mask, grad_mask, out_sharding)
     params['accumulation_dtype'] = operands.accumulation_dtype(

@@ -18,6 +18,7 @@ from spdf_jax import lowerings
 from spdf_jax.accelerator import auto
 from spdf_jax.accelerator.explanation import Explanation
 from spdf_jax.accelerator.interpreter.evaluation import Evaluation
+from spdf_jax.accelerator.interpreter.values import arrays_and_masks
 from spdf_jax.accelerator.interpreter.values import Masks
 from spdf_jax.accelerator.interpreter.values import Value
 from spdf_jax.accelerator.listed_matrix import ListedMatrix
@@ -214,12 +215,10 @@ def _call(f, argnums, evaluation, args, kwargs, mask, grad_mask):
   ])
   chosen = tuple(names[i] for i in followed)
   _check_used(closed.jaxpr, chosen)
-  outs = evaluation.evaluate(
-      closed.jaxpr, closed.consts, list(followed.values())
+  outs = evaluation.function(closed, 'the function')(
+      *arrays_and_masks(list(followed.values()))
   )
-  out, changed = jax.tree.unflatten(
-      jax.tree.structure(shapes), [out.masked() for out in outs]
-  )
+  out, changed = jax.tree.unflatten(jax.tree.structure(shapes), outs)
   boxes = _boxes(params)
   return (
       out, [(boxes[i], value) for i, value in changed.items()],

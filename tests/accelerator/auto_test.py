@@ -137,6 +137,35 @@ def test_products_that_cannot_be_faster_are_dense_and_explained(on_processor):
   assert 'native above 95% zeros' in table(w, x, mask)
 
 
+@pytest.mark.parametrize('lowering, dtype, setting, reason', [
+    ('native', 'float32', '1', ''),
+    ('native', 'float16', '1', 'no kernels for float16'),
+    ('native', 'float32', '0', 'no kernels for float32'),
+    ('reference', 'float32', '1', 'the reference multiplies zeros'),
+])
+def test_weights_reach_kernels_only_if_there_are_some(
+    lowering, dtype, setting, reason, monkeypatch
+):
+  monkeypatch.setenv('SPDF_NATIVE', setting)
+  x, w, mask = operands(0.75, dtype=dtype)
+  multiply = lambda p, x: x @ p['w']
+  table = explain(multiply, lowering=lowering)({'w': w}, x, mask={'w': mask})
+  assert table.dense == ({'w': reason} if reason else {})
+
+
+@pytest.mark.parametrize('lowering', ['auto', 'native'])
+def test_a_stack_of_no_matrices_has_products_and_gradients(lowering):
+  x, w, mask = operands(0.75, stack=(0,))
+  multiply = lambda w, x, mask: jax.vmap(
+      lambda w, x, m: sparse_matmul(x, w, m, lowering=lowering)
+  )(w, x, mask)
+  fast = skip_zeros(lambda w: multiply(w, x, mask), lowering=lowering)
+  for f in (lambda w: multiply(w, x, mask), lambda w: fast(w, mask=mask)):
+    y, transpose = jax.vjp(f, w)
+    assert y.shape == (0, TOKENS, 2 * WIDTH)
+    assert transpose(y)[0].shape == w.shape
+
+
 def test_derivatives_save_operands_only():
   # A branch around a whole model would save the residuals of both branches.
   x, w, mask = operands(0.75)

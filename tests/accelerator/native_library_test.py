@@ -40,13 +40,13 @@ def use(tmp_path, monkeypatch):
   os.umask(before)
 
 
+WRITE = 'while [ $# -gt 1 ]; do shift; done; [ -d "${1%/*}" ] && echo code > $1'
+
+
 @pytest.fixture
 def built(use, tmp_path):
   """Returns the path of a library that is built in an instant."""
-  use(
-      f'echo "$@" >> {tmp_path}/calls; '
-      'while [ $# -gt 1 ]; do shift; done; [ -d "${1%/*}" ] && echo code > $1'
-  )
+  use(f'echo "$@" >> {tmp_path}/calls; {WRITE}')
   path = library.build()
   (tmp_path / 'calls').unlink()
   return path
@@ -96,6 +96,26 @@ def test_a_failing_compiler_is_reported_in_one_line(use, tmp_path):
   use('echo "in file a" >&2; echo "error: no" >&2; exit 1')
   refuse_to_build(r'^compiler \S+ failed: error: no; .*\.$')
   assert not list((tmp_path / 'cache').glob('spdf_jax/*/*'))
+
+
+@pytest.mark.skipif(
+    'amx' not in library.buildable(), reason='all kernels are needed here'
+)
+@pytest.mark.parametrize('checked, says, is_refused', [
+    ('exit 0', 'error: killed', False),
+    ('exit 1', 'error: no such flag', True),
+    ('exit 0', 'x.s: Assembler messages:', True),
+])
+def test_kernels_are_left_out_only_if_the_compiler_refuses_them(
+    checked, says, is_refused, use, tmp_path
+):
+  fails = f'*-fsyntax-only*) {checked};; *-mamx*) echo "{says}" >&2; exit 1;;'
+  use(f'case "$*" in {fails} esac; {WRITE}')
+  if is_refused:
+    assert library.build().exists()
+  else:
+    refuse_to_build(f'failed: {says}; ')
+    assert not list((tmp_path / 'cache').glob('spdf_jax/*/*'))
 
 
 def test_a_cache_that_cannot_be_written_is_reported(use, tmp_path):

@@ -16,9 +16,10 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax import extras
 from tests.accelerator.skip_zeros_models_test import check_twenty_steps
+from tests.accelerator.skip_zeros_test import needs_kernels
 from tests.real_data import clone_path
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_kernels]
 VOCABULARY, LENGTH, WIDTH = 64, 32, 64
 TOKENS = jnp.zeros((1, LENGTH), jnp.int32)
 

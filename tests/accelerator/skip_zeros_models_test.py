@@ -18,9 +18,10 @@ import spdf_jax as spdf
 from spdf_jax.accelerator import explain
 from spdf_jax.accelerator import list_params
 from spdf_jax.accelerator import skip_zeros
+from tests.accelerator.skip_zeros_test import needs_kernels
 from tests.refusals import refuse
 
-pytestmark = pytest.mark.ci
+pytestmark = [pytest.mark.ci, needs_kernels]
 WIDTH = 16
 
 

@@ -2,6 +2,7 @@
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,18 @@ import pytest
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import explain
 from spdf_jax.accelerator import list_params
+from spdf_jax.accelerator import native
 from spdf_jax.accelerator import skip_zeros
 from tests.accelerator.skip_zeros_programs_test import assert_equal_trees
 from tests.accelerator.skip_zeros_programs_test import draw_arrays
 from tests.accelerator.skip_zeros_programs_test import program
 from tests.accelerator.skip_zeros_programs_test import SIZE
 from tests.accelerator.skip_zeros_programs_test import TOKENS
+
+needs_kernels = pytest.mark.skipif(
+    jax.default_backend() != 'cpu' or not native.is_available(),
+    reason='there are no native kernels here (is a C++ compiler installed?)',
+)
 
 
 def simple(seed=0, sparsity=0.5):
@@ -110,6 +117,7 @@ def test_pruned_weights_may_be_nan():
   assert_equal_trees(actual, expected, 1e-5)
 
 
+@needs_kernels
 def test_values_and_tangents_of_a_while_loop_equal_dense_ones():
   params, mask, x = simple()
 
@@ -128,6 +136,7 @@ def test_values_and_tangents_of_a_while_loop_equal_dense_ones():
   assert len([use for use in uses if use.kernels]) == 2
 
 
+@needs_kernels
 def test_a_while_loop_with_a_condition_per_example_stays_dense():
   params, mask, x = simple()
 
@@ -210,6 +219,29 @@ def test_a_product_into_a_wider_dtype_is_not_rounded():
       skip_zeros(mixed)(params, x, mask=mask),
       mixed(masked(params, mask), x), rtol=1e-5, atol=1e-6,
   )
+  only = {name: m if name == 'wi' else None for name, m in mask.items()}
+  listed = list_params(params, only, dtype='bfloat16')
+  np.testing.assert_allclose(
+      skip_zeros(wide)(listed, x), expected, rtol=1e-5, atol=1e-6
+  )
+
+
+@pytest.mark.parametrize('precision', [
+    None, 'high', 'highest', 'TF32_TF32_F32', ('high', 'highest'),
+])
+def test_products_and_gradients_have_the_precision_of_dense_ones(precision):
+  params, mask, x = simple()
+  f = lambda p, x: jnp.sum(jnp.sin(jnp.dot(x, p['wi'], precision=precision)))
+
+  def precisions(f):
+    traced = jax.jit(jax.grad(f, argnums=(0, 1))).trace(params, x)
+    text = traced.lower(lowering_platforms=('tpu',)).as_text()
+    return sorted(re.findall(r'dot_general .*?(precision = .*?) : ', text))
+
+  fast = functools.partial(skip_zeros(f), mask=mask)
+  assert precisions(fast) == precisions(f) and len(precisions(f)) == 3
+  is_sparse = 'sparse_matmul[' in str(jax.make_jaxpr(fast)(params, x))
+  assert is_sparse == (not isinstance(precision, tuple))
 
 
 def test_an_argument_selects_the_fast_dense_bfloat16_products(monkeypatch):
@@ -268,6 +300,23 @@ def test_listed_matrices_are_used_for_few_tokens(lowering):
     fast(listed, x, mask=mask)
 
 
+@pytest.mark.parametrize('use', [
+    lambda w, x: x @ (w * 2),
+    lambda w, x: w,
+    lambda w, x: jax.lax.cond(True, lambda w: w, jnp.sin, w),
+    lambda w, x: jax.lax.fori_loop(0, 2, lambda _, w: w + 1, w),
+    lambda w, x: x @ w,
+])
+def test_listed_matrices_have_the_dtype_of_the_program_in_every_use(use):
+  params, mask, x = simple()
+  only = {name: m if name == 'wi' else None for name, m in mask.items()}
+  f = lambda p, x: use(p['wi'].astype('bfloat16'), x.astype('bfloat16'))
+  y = skip_zeros(f)(list_params(params, only), x)
+  expected = jax.jit(f)(masked(params, only), x)
+  assert y.dtype == expected.dtype
+  assert_equal_trees(*map(to_float32, (y, expected)), 2e-2)
+
+
 # Arguments.
 
 
@@ -306,6 +355,7 @@ def test_arguments_other_than_weights_may_be_bools_and_functions():
 # Either a correct result or an error.
 
 
+@needs_kernels
 def test_the_log_states_once_which_weights_reach_kernels(caplog):
   params, mask, x = simple()
   params['e'] = np.ones((3, SIZE), 'float32')
@@ -324,6 +374,7 @@ def test_the_log_states_once_which_weights_reach_kernels(caplog):
   assert "what stops them: 'e' (gather);" in warning.getMessage()
 
 
+@needs_kernels
 def test_explain_has_a_row_for_every_use_of_a_weight():
   layers = [('scan', 'tied'), ('plain', 'decayed'), ('jit', 'own_backward'),
             ('remat', 'heads')]
@@ -340,6 +391,27 @@ def test_explain_has_a_row_for_every_use_of_a_weight():
   assert of('2/w') == [['–', 'custom_vjp_call']]
   assert of('3/in') == of('3/out') == [['6', '×', '6', '5', 'native']]
   assert of('3/w') == [['–', 'not', 'used']]
+
+
+@pytest.mark.parametrize('leave, owner', [
+    (jax.checkpoint(lambda w: -w), 'checkpoint'),
+    (lambda w: jax.lax.cond(True, lambda w: w, lambda w: -w, w), 'cond'),
+    (lambda w: jax.lax.scan(lambda _, w: (None, -w), None, w[None])[1][0],
+     'scan'),
+])
+def test_weights_that_leave_control_flow_are_dense_and_explained(leave, owner):
+  params, mask, x = simple()
+  table = explain(lambda p, x: x @ leave(p['wi']))(params, x, mask=mask)
+  assert table.dense['wi'] == f'a result of {owner}'
+
+
+@needs_kernels
+def test_all_weights_that_a_function_returns_or_multiplies_are_explained():
+  params, mask, x = simple()
+  f = lambda p, x: (x @ (p['wi'] * p['wo'].T), p['wi'])
+  table = explain(f, lowering='native')(params, x, mask=mask)
+  assert table.reached == ('wi', 'wo')
+  assert 'a result of the function' in str(table)
 
 
 @pytest.mark.parametrize('change, message', [

@@ -9,6 +9,7 @@ import jax
 from spdf_jax.accelerator import jaxprs
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.interpreter.values import arrays_and_masks
+from spdf_jax.accelerator.interpreter.values import dense
 from spdf_jax.accelerator.interpreter.values import Value
 
 
@@ -25,7 +26,7 @@ def remat(
   """Rematerializes the inner jaxpr, by the same policy."""
   policy = eqn.params['policy']
   run = jax.checkpoint(
-      evaluation.function(eqn.params['jaxpr']),
+      evaluation.function(eqn.params['jaxpr'], 'checkpoint'),
       prevent_cse=eqn.params['prevent_cse'],
       policy=policy and functools.partial(_as_dot_general, policy),
   )
@@ -51,9 +52,12 @@ def cond(
   """Evaluates the branches; the index has no masks."""
   if eqn.params.get('branches_platforms'):
     return 'platform_dependent'
-  branches = map(evaluation.function, eqn.params['branches'])
+  branches = [
+      evaluation.function(branch, eqn.primitive)
+      for branch in eqn.params['branches']
+  ]
   out = jax.lax.switch(
-      values[0].array, list(branches), *arrays_and_masks(values[1:])
+      values[0].array, branches, *arrays_and_masks(values[1:])
   )
   return list(map(Value, out))
 
@@ -67,7 +71,7 @@ def scan(
   first = consts + carry
   pairs = zip(inner.invars[consts:first], inner.outvars)
   values, kept = _loop(evaluation, eqn, values, consts, pairs)
-  step = evaluation.function(eqn.params['jaxpr'])
+  step = evaluation.function(eqn.params['jaxpr'], eqn.primitive, kept)
   fixed, fixed_masks = arrays_and_masks(values[:consts])
 
   def body(carried, x):
@@ -102,8 +106,8 @@ def while_(
   body, _ = jaxprs.opened(eqn.params['body_jaxpr'])
   pairs = zip(body.invars[of_body:], body.outvars)
   values, kept = _loop(evaluation, eqn, values, first, pairs)
-  test = evaluation.function(eqn.params['cond_jaxpr'])
-  step = evaluation.function(eqn.params['body_jaxpr'])
+  test = evaluation.function(eqn.params['cond_jaxpr'], eqn.primitive)
+  step = evaluation.function(eqn.params['body_jaxpr'], eqn.primitive, kept)
 
   def call(run, consts, carried):
     constant = [kept.get(i, Value(c)) for i, c in enumerate(carried)]
@@ -142,7 +146,7 @@ def _loop(evaluation, eqn, values, start, carry):
       kept[i] = value
     else:
       evaluation.note(eqn, [value], reason=f'the carry of {eqn.primitive}')
-      values[start + i] = Value(value.masked())
+      values[start + i] = Value(dense(eqn.invars[start + i], value))
   return values, kept
 
 
@@ -154,7 +158,7 @@ def shard_map(
   arrays, masks = arrays_and_masks(values)
   specs = list(params['in_specs'])
   run = jax.shard_map(
-      evaluation.function(params['jaxpr']),
+      evaluation.function(params['jaxpr'], eqn.primitive),
       mesh=params['mesh'],
       in_specs=(specs, [m and spec for m, spec in zip(masks, specs)]),
       out_specs=list(params['out_specs']),

@@ -7,7 +7,7 @@ by `sparse_matmul`; all other equations are evaluated as they are, on masked
 weights.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 import dataclasses
 from typing import Any
 
@@ -19,6 +19,7 @@ from spdf_jax.accelerator import jaxprs
 from spdf_jax.accelerator.explanation import Use
 from spdf_jax.accelerator.interpreter import control_flow
 from spdf_jax.accelerator.interpreter import products
+from spdf_jax.accelerator.interpreter.values import dense
 from spdf_jax.accelerator.interpreter.values import Masks
 from spdf_jax.accelerator.interpreter.values import Value
 
@@ -29,8 +30,8 @@ class Evaluation:
   Attributes:
     lowering: Lowering of the products.
     fast_bfloat16: Whether dense products, too, are replaced, see `skip_zeros`.
-    uses: Uses of the weights, by weight and equation: bodies of control flow
-      may be traced more than once.
+    uses: Uses of the weights, by weight and equation or jaxpr: bodies of
+      control flow may be traced more than once.
   """
 
   def __init__(self, lowering: str, fast_bfloat16: bool = False):
@@ -72,15 +73,25 @@ class Evaluation:
         if not isinstance(results, str):
           return results
         self.note(eqn, values, reason=results)
-        values = [Value(value.masked()) for value in values]
+        values = list(map(Value, map(dense, eqn.invars, values)))
     return list(map(Value, jaxprs.evaluate(eqn, *(v.array for v in values))))
 
-  def function(self, jaxpr: Any) -> Callable[..., list[Any]]:
-    """Returns the function `(arrays, masks) -> arrays` of an inner jaxpr."""
+  def function(
+      self, jaxpr: Any, owner: Any, kept: Container[int] = ()
+  ) -> Callable[..., list[Any]]:
+    """Returns the function `(arrays, masks) -> arrays` of an inner jaxpr.
+
+    Args:
+      jaxpr: The inner jaxpr.
+      owner: Primitive whose results are those of the jaxpr, for explanations.
+      kept: Indices of results that are not used.
+    """
     def call(arrays, masks):
-      values = map(Value, arrays, masks)
-      outs = self.evaluate(*jaxprs.opened(jaxpr), values)
-      return [out.masked() for out in outs]
+      inner, consts = jaxprs.opened(jaxpr)
+      outs = self.evaluate(inner, consts, map(Value, arrays, masks))
+      used = [out for i, out in enumerate(outs) if i not in kept]
+      self.note(jaxpr, used, reason=f'a result of {owner}')
+      return list(map(dense, inner.outvars, outs))
 
     return call
 
@@ -88,12 +99,12 @@ class Evaluation:
     """Returns the name stack of the equation that is being evaluated."""
     return str(source_info_util.current_name_stack())
 
-  def note(self, eqn: Any, values: Sequence[Value], **fields: Any) -> None:
-    """Notes a use of all weights among the operands of an equation."""
+  def note(self, place: Any, values: Sequence[Value], **fields: Any) -> None:
+    """Notes a use of all weights among values, by an equation or a jaxpr."""
     use = Use('', '', 0, '', '', self.layer())._replace(**fields)
     for value in values:
       for name in sorted(value.masks.weights) if value.masks else ():
-        self.uses[name, id(eqn)] = use._replace(weight=name)
+        self.uses[name, id(place)] = use._replace(weight=name)
 
 
 # The rules. Each is a function of the evaluation, an equation and the values
@@ -132,11 +143,15 @@ def _moved(evaluation, eqn, values):
     moved = eqn.primitive.bind(*operands, **eqn.params)
     return moved if eqn.primitive.multiple_results else [moved]
 
-  weights = frozenset().union(*(v.masks.weights for v in values if v.masks))
+  weights = _weights(values)
   return [
       Value(out, Masks(product, gradient, weights))
       for out, product, gradient in zip(outs, move('product'), move('gradient'))
   ]
+
+
+def _weights(values):
+  return frozenset().union(*(v.masks.weights for v in values if v.masks))
 
 
 def _scaled(evaluation, eqn, values):
@@ -150,7 +165,7 @@ def _scaled(evaluation, eqn, values):
     return eqn.primitive.name
   # Kept weights, too, may have a derivative, in the other operand.
   return [Value(outs[0], dataclasses.replace(
-      masks, gradient=masks.product | masks.gradient
+      masks, gradient=masks.product | masks.gradient, weights=_weights(values)
   ))]
 
 

@@ -15,6 +15,13 @@ from spdf_jax.accelerator import listed_matrix
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.interpreter.values import Value
 
+_PRECISIONS: dict[Any, str | None] = {
+    None: None,
+    **{(p, p): p.name.lower() for p in jax.lax.Precision},
+    **{p: p.name for p in jax.lax.DotAlgorithmPreset if p.name != 'DEFAULT'},
+}
+"""Names of the precisions of `jax.default_matmul_precision`."""
+
 
 def masked(
     evaluation: Any, eqn: Any, values: list[Value]
@@ -22,12 +29,16 @@ def masked(
   """Evaluates a `dot_general` of masked weights with `sparse_matmul`."""
   if eqn.params['out_sharding'] is not None:
     return 'a product with an out_sharding'
+  precision = eqn.params['precision']
+  if precision not in _PRECISIONS:
+    return f'a product with the precision {precision}'
   # A result in a wider dtype is the product computed in that dtype.
   dtype = functools.reduce(
       jnp.promote_types, [var.aval.dtype for var in (*eqn.invars, *eqn.outvars)]
   )
   numbers = eqn.params['dimension_numbers']
-  return _multiply(evaluation, eqn, values, numbers, dtype)
+  with jax.default_matmul_precision(_PRECISIONS[precision]):
+    return _multiply(evaluation, eqn, values, numbers, dtype)
 
 
 def dense(
@@ -124,6 +135,9 @@ def listed(
       [axis for axis, _ in pairs] != [*range(first, first + len(inputs))]
   ):
     return 'a product with other axes of a listed matrix'
+  out = eqn.outvars[0].aval
+  if out.dtype == jnp.float32:
+    x = x.astype(out.dtype)  # Sums are rounded to the dtype of the inputs.
   x = jnp.moveaxis(x, summed, range(-len(summed), 0))
   tokens = x.shape[:-len(summed)]
   lowering = evaluation.lowering
@@ -137,7 +151,7 @@ def listed(
       eqn, [values[side]], product=' × '.join(map(str, w.shape)),
       tokens=math.prod(tokens), kernels=f'lists, {lowering}',
   )
-  return [Value(y.astype(eqn.outvars[0].aval.dtype))]
+  return [Value(y.astype(out.dtype))]
 
 
 def listed_cast(
@@ -173,6 +187,8 @@ def sparse(
   x, w, mask, grad_mask = values
   if w.masks is None:
     return eqn.primitive.name
+  if 0 in w.array.shape:
+    return 'a product with an empty axis'
   evaluation.note(eqn, [x], reason='inputs of sparse_matmul')
   y = eqn.primitive.bind(
       x.masked(), w.array, mask.array & w.masks.product,

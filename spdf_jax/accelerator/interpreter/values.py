@@ -55,6 +55,16 @@ class Value(NamedTuple):
     )
 
 
+def dense(var: Any, value: Value) -> Any:
+  """Returns the array of a variable, with zeros in place of pruned weights.
+
+  A `ListedMatrix` has the dtype of its parameter also where the program casts
+  it, since products sum in float32.
+  """
+  x = value.masked()
+  return x.astype(var.aval.dtype) if value.is_listed else x
+
+
 def arrays_and_masks(
     values: Sequence[Value],
 ) -> tuple[list[Any], list[Masks | None]]:

@@ -361,21 +361,34 @@ def _compile(compiler: str, work: pathlib.Path, made: pathlib.Path) -> None:
   ])
   for name in buildable():
     made_of_name = work / f'{name}.o'
+    command = kernels_command(compiler, name, made_of_name)
     try:
-      _run(kernels_command(compiler, name, made_of_name))
-    except Unavailable:
-      if name not in _OPTIONAL:
+      _run(command)
+    except Unavailable as error:
+      refused = 'Assembler messages' in str(error) or not _is_accepted(command)
+      if name not in _OPTIONAL or not refused:
         raise
     else:
       objects.append(made_of_name)
   _run([compiler, '-shared', *map(str, objects), '-o', str(made)])
 
 
+def _is_accepted(command: list[str]) -> bool:
+  """Returns whether a compiler that failed does support flags and source.
+
+  Then it failed for another reason, such as too little memory, and the next
+  start tries again.
+  """
+  check = [command[0], '-fsyntax-only', *command[1:]]
+  return not subprocess.run(check, capture_output=True, check=False).returncode
+
+
 def _run(command: list[str]) -> None:
   result = subprocess.run(command, capture_output=True, text=True, check=False)
   if result.returncode:
     lines = result.stderr.splitlines()
-    errors = [line for line in lines if 'error' in line] or lines[:1]
+    is_error = lambda line: 'error' in line or 'Assembler messages' in line
+    errors = list(filter(is_error, lines)) or lines[:1]
     reason = errors[0] if errors else f'exit status {result.returncode}'
     raise Unavailable(
         f'compiler {command[0]} failed: {reason}; update it, or set the '
