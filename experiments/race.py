@@ -290,11 +290,18 @@ def race(
   """
   names = split_configs(configs or '')
   racers = [Racer(racer_name(name)) for name in names]
-  if len(set(racers)) < max(len(racers), 2):
+  if len(set(names)) < max(len(names), 2):
     raise ValueError(
         f'configs is {configs!r}; give two or more different ones, separated '
         'by commas.'
     )
+  for i, racer in enumerate(racers):
+    if racer in racers[:i]:
+      first = names[racers.index(racer)]
+      raise ValueError(
+          f'configs has {first!r} and {names[i]!r}, which would both be named '
+          f'{racer.folder!r}; rename one of the files.'
+      )
   given = parse_budget(budget or '')
   grid = {'rate': parse_rates(rates)} if rates else {}
   loaded = {

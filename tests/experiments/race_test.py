@@ -162,6 +162,9 @@ def test_every_config_field_that_is_a_time_is_scaled():
 
 @pytest.mark.parametrize('changes, message', [
     (dict(names='a.py'), "configs is 'a.py'; give two or more"),
+    (dict(names='a.py,a.py'), "configs is 'a.py,a.py'; give two or more"),
+    (dict(names='a/x.py:y=1,b/x.py:y=1'),
+     "has 'a/x.py:y=1' and 'b/x.py:y=1', which would both be named 'x-y=1'; r"),
     (dict(budget='30 minutes'), "budget is '30 minutes'; give seconds as 90s"),
     (dict(budget='1.2.3s'), "budget is '1.2.3s'; give seconds as 90s"),
     (dict(budget='1e7FLOPs'), "'1e7FLOPs', .* fewer than its 20 evaluations"),
