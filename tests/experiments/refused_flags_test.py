@@ -44,6 +44,8 @@ CONFIG = f'{ROOT}/configs/quickstart.py'
     ('rates --study=coordinates --output=a', 'give --config with --study=coor'),
     ('rates --study=densities --output=a --config=CONFIG',
      'give --config with --study=coor'),
+    ('report --runs=runs/a,runs/a/ --output=b',
+     'runs=runs/a,runs/a repeats one; give each once.'),
     ('simulate --config=CONFIG --systems=0', '--systems=0'),
     ('simulate --figure=roofline', 'need --config'),
     ('simulate --audit --trace=a.json', 'need --config'),
