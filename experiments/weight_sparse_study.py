@@ -22,7 +22,7 @@ RUN.png. A run that does not reach the loss with all its nodes has no circuit.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 import dataclasses
 import itertools
 import pathlib
@@ -144,7 +144,7 @@ def _losses(
 ) -> Iterator[str]:
   path, steps = output / 'losses.json', _STEPS.value
   rows = json_files.read_json(path) if path.exists() else []
-  _check_same(output, rows, steps=steps)
+  json_files.check_same('output', output, rows, steps=steps)
   done = [(row['width'], row['kept'], row['seed']) for row in rows]
   for width, kept, seed in points:
     if (width, kept, seed) in done:
@@ -153,7 +153,7 @@ def _losses(
         config_of(width, kept, seed, steps), _folder(width, kept, seed)
     )
     corpus = run.corpus.fingerprint
-    _check_same(output, rows, corpus=corpus)
+    json_files.check_same('output', output, rows, corpus=corpus)
     lifecycle.finish(run.open())
     finished = runs.read_run(run.workdir)
     rows.append(dict(
@@ -174,19 +174,6 @@ def _losses(
     )
   style.save(figures.plot_losses(rows), output / 'losses.png')
   yield f'{path} and losses.png are written'
-
-
-def _check_same(
-    output: pathlib.Path, rows: Sequence[Mapping[str, Any]], **same: Any
-) -> None:
-  """Raises ValueError if recorded runs have other steps or another corpus."""
-  for name, value in same.items():
-    for row in rows:
-      if row[name] != value:
-        raise ValueError(
-            f'output {str(output)!r} has runs with {name} {row[name]}, not '
-            f'{value}; give another folder.'
-        )
 
 
 def _folder(width: int, kept: int, seed: int) -> pathlib.Path:
