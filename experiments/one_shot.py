@@ -7,7 +7,8 @@ Prunes the model by magnitude, Wanda and SparseGPT to several sparsities, over
 the first sequences of its corpus. Each result is then trained for some steps
 with its mask, without and with distillation from the model; so is the model
 itself. table.md, results.json and perplexity.png in the workdir have the
-perplexities on the validation split. If stopped, the same command continues.
+perplexities on the validation split. If stopped, the same command continues,
+also with more sparsities; other flags need another workdir.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,13 +68,19 @@ def compare() -> Iterator[str]:
   """Prunes and trains; yields the rows of the table as they are measured."""
   extras.require('matplotlib', 'viz')
   folder, steps = pathlib.Path(_WORKDIR.value), _STEPS.value
-  model = language_models.open_run(_MODEL.value)
-  cases = [(_DENSE, 0.0)] + [
-      (method, sparsity) for sparsity in map(float, _SPARSITIES.value)
-      for method in one_shot.PRUNERS
-  ]
+  sparsities = _parse_sparsities(_SPARSITIES.value)
   path = folder / 'results.json'
   results = json_files.read_json(path) if path.exists() else []
+  same = dict(
+      model=_MODEL.value, steps=steps, rate=_RATE.value,
+      sequences=_SEQUENCES.value,
+  )
+  json_files.check_same('workdir', folder, results, **same)
+  model = language_models.open_run(_MODEL.value)
+  cases = [(_DENSE, 0.0)] + [
+      (method, sparsity) for sparsity in sparsities
+      for method in one_shot.PRUNERS
+  ]
   for method, sparsity in cases:
     if [method, sparsity] in [[r['method'], r['sparsity']] for r in results]:
       continue
@@ -97,7 +104,7 @@ def compare() -> Iterator[str]:
     for stage in _STAGES[1:]:
       run = training.Run.create(config[stage], folder / f'{start.name}-{stage}')
       row[stage] = measure(training.train(run.open()).params).perplexity
-    results.append(row)
+    results.append(row | same)
     json_files.write_json(path, results, 2)
     yield ', '.join(
         f'{k} {v:.4g}' if isinstance(v, float) else str(v)
@@ -108,6 +115,19 @@ def compare() -> Iterator[str]:
   yield f'{folder}/table.md and perplexity.png are written'
 
 
+def _parse_sparsities(words: Sequence[str]) -> list[float]:
+  try:
+    sparsities = [float(word) for word in words]
+  except ValueError:
+    sparsities = []
+  if not sparsities or not all(0 < sparsity < 1 for sparsity in sparsities):
+    raise ValueError(
+        f'sparsities is {",".join(words)!r}; give fractions of zeros above 0 '
+        'and below 1, e.g. 0.5,0.75.'
+    )
+  return sparsities
+
+
 def _prune(
     model: language_models.LanguageModel,
     run: training.Run,
@@ -115,12 +135,17 @@ def _prune(
     sparsity: float,
 ) -> Any:
   """Returns the parameters, pruned over the first sequences of the corpus."""
-  params = dict(jax.tree.map(np.asarray, model.params))
-  if method == _DENSE:
-    return params
   sequences, length = _SEQUENCES.value, run.validation_length
   corpus, _ = run.real_data
   tokens = np.asarray(corpus.train.tokens[:sequences * length], np.int32)
+  if tokens.size < sequences * length:
+    raise ValueError(
+        f'sequences is {sequences}, and the corpus has '
+        f'{tokens.size // length} of {length} tokens; give at most these.'
+    )
+  params = dict(jax.tree.map(np.asarray, model.params))
+  if method == _DENSE:
+    return params
   for block in models.prune_blocks(
       model.module.config, params, tokens.reshape(sequences, length),
       one_shot.PRUNERS[method](), sparsity,
@@ -174,7 +199,10 @@ def plot(results: Sequence[Mapping[str, Any]], steps: int) -> Any:
   dense = next(r for r in results if r['method'] == _DENSE)
   for ax, stage, title in zip(panels, _STAGES, _TITLES):
     for i, method in enumerate(one_shot.PRUNERS):
-      rows = [dense] + [r for r in results if r['method'] == method]
+      rows = [dense, *sorted(
+          (r for r in results if r['method'] == method),
+          key=lambda r: r['sparsity'],
+      )]
       ax.plot(
           [100 * r['sparsity'] for r in rows], [r[stage] for r in rows],
           label=_NAMES[method], **style.line_style(i),

@@ -130,14 +130,19 @@ def describe_plans(
     A text: the model, a table of plans, and a command.
 
   Raises:
-    ValueError: the model is unknown, a sparsity is not a number, or no plan
-      meets the budget.
+    ValueError: an argument is unknown or out of its range, or no plan meets
+      the budget.
   """
   run_at = lambda sparsity: training.Run.create(
       planned.get_config(f'model={model},sparsity={sparsity}'), planning=True
   )
   _check_tokens(tokens)
   rising = _parse_sparsities(sparsities)
+  stages.check_dense_share(dense_share)
+  for name in ('flops', 'hours'):
+    amount = getattr(budget, name)
+    if amount is not None:
+      stages.check_budget(name, amount)
   run = run_at(rising[-1])
   phase = run.plan.phases[0]
   steps = max(round((tokens or phase.tokens) / phase.tokens_per_step), 1)
@@ -191,12 +196,14 @@ def _check_tokens(tokens: float | None) -> None:
 
 def _parse_sparsities(words: Sequence[str]) -> list[float]:
   try:
-    return sorted(float(word) for word in words)
+    rising = sorted(float(word) for word in words)
   except ValueError:
     raise ValueError(
         f'sparsities is {",".join(words)}; give fractions of zeros, e.g. '
         '0.5,0.9.'
     ) from None
+  stages.check_sparsities(rising)
+  return rising
 
 
 def main(argv: list[str]) -> int:

@@ -12,12 +12,12 @@ turn and on all cores, which should be idle. Runs are then trained one on each
 core; if stopped or killed, the same command continues. Phases that read a task
 are left out.
 
-With --rates every config is trained at each of these peak learning rates on
-seeds 1, 2 and 3, and the rate of least mean loss is used for the other seeds; a
-later phase keeps its share of the first one's peak. Without, configs have the
-rates that they state. table.md, results.json and race.png in the workdir have
-the final validation losses, their differences from the first config, paired by
-seed, with 95 % intervals, and the loss over the budget.
+With --rates every config is tuned on seeds 101 to 103: it is trained at each of
+these peak learning rates, and the rate of least mean loss is used for all
+seeds; a later phase keeps its share of the first one's peak. Without, configs
+have the rates that they state. table.md, results.json and race.png in the
+workdir have the final validation losses, their differences from the first
+config, paired by seed, with 95 % intervals, and the loss over the budget.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,11 +66,12 @@ _BUDGET = flags.DEFINE_string(
 )
 _SEEDS = flags.DEFINE_integer(
     'seeds', 3, 'Number of runs of each config, with seeds 1, 2, …',
-    lower_bound=1, flag_values=FLAGS,
+    lower_bound=1, upper_bound=100, flag_values=FLAGS,
 )
 _RATES = flags.DEFINE_list(
-    'rates', [], 'Peak learning rates to choose from, separated by commas.',
-    flag_values=FLAGS,
+    'rates', [],
+    'Peak learning rates to choose from on seeds 101 to 103, separated by '
+    'commas.', flag_values=FLAGS,
 )
 _SPREAD = flags.DEFINE_float(
     'spread', 0.03,
@@ -86,7 +87,7 @@ _RECORD = 'race.json'
 """File of a race's configs, data, budget and costs of steps."""
 
 _EVALUATIONS = 20
-_TUNING_SEEDS = 1, 2, 3
+_TUNING_SEEDS = 101, 102, 103  # Above those of --seeds, which are judged.
 _TIMED_ROUNDS = 21
 _SECONDS = {'s': 1, 'min': 60, 'h': 3600}
 
@@ -289,11 +290,18 @@ def race(
   """
   names = split_configs(configs or '')
   racers = [Racer(racer_name(name)) for name in names]
-  if len(set(racers)) < max(len(racers), 2):
+  if len(set(names)) < max(len(names), 2):
     raise ValueError(
         f'configs is {configs!r}; give two or more different ones, separated '
         'by commas.'
     )
+  for i, racer in enumerate(racers):
+    if racer in racers[:i]:
+      first = names[racers.index(racer)]
+      raise ValueError(
+          f'configs has {first!r} and {names[i]!r}, which would both be named '
+          f'{racer.folder!r}; rename one of the files.'
+      )
   given = parse_budget(budget or '')
   grid = {'rate': parse_rates(rates)} if rates else {}
   loaded = {
@@ -341,9 +349,9 @@ def race(
   runner = Runner(ready, str(folder / 'runs'))
   done = pool_worker.read_outcomes(folder / 'runs')
   cores = sorted(os.sched_getaffinity(0))
-  tuning = _TUNING_SEEDS[:seeds] if grid else ()
+  tuning = _TUNING_SEEDS if grid else (1,)
   entry = lambda racer, count: pool.Entry(
-      racer, grid, count, extend=False, tuning_seeds=tuning or (1,)
+      racer, grid, count, extend=False, tuning_seeds=tuning
   )
   if grid:
     tuned = [entry(racer, 0) for racer in racers]

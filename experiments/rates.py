@@ -152,6 +152,8 @@ def _densities(output: pathlib.Path) -> Iterator[str]:
   path = output / 'rates.json'
   output.mkdir(parents=True, exist_ok=True)
   rows = json_files.read_json(path) if path.exists() else []
+  same = dict(width=_WIDTH, steps=_STEPS.value)
+  json_files.check_same('output', output, rows, **same)
   done = [{k: v for k, v in row.items() if k != 'loss'} for row in rows]
   train_of = functools.cache(_trainer)
   for seed, name, density, rate in itertools.product(
@@ -159,10 +161,7 @@ def _densities(output: pathlib.Path) -> Iterator[str]:
       map(float, _DENSITIES.value or ('1', '.5', '.25', '.1')),
       map(float, _RATES.value),
   ):
-    row = dict(
-        name=name, density=density, rate=rate, seed=seed, width=_WIDTH,
-        steps=_STEPS.value,
-    )
+    row = dict(name=name, density=density, rate=rate, seed=seed) | same
     if row in done:
       continue
     loss = train_of(name, density)(rate, seed)

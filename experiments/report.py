@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
 
 
 def _write(workdirs: list[str], output: str) -> Iterator[str]:
+  workdirs = [os.path.normpath(path) for path in workdirs]
   if len(set(workdirs)) < len(workdirs):
     raise ValueError(f'runs={",".join(workdirs)} repeats one; give each once.')
   shared = os.path.commonpath([os.path.dirname(path) for path in workdirs])

@@ -17,12 +17,13 @@ dense training at the same width, alternately; prints a table, speed.json.
 
 circuit: for each run of --runs, scores the tasks of weight_sparse/tasks.py and
 finds few nodes that solve --task at the loss --target, by learned masks, with
-all other nodes at their mean; writes circuits.json and a drawing for each run,
-RUN.png. A run that does not reach the loss with all its nodes has no circuit.
+all other nodes at their mean; adds each run to circuits.json, where it replaces
+the same run with the same task and target, and writes a drawing, RUN.png. A run
+that does not reach the loss with all its nodes has no circuit.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 import dataclasses
 import itertools
 import pathlib
@@ -144,7 +145,7 @@ def _losses(
 ) -> Iterator[str]:
   path, steps = output / 'losses.json', _STEPS.value
   rows = json_files.read_json(path) if path.exists() else []
-  _check_same(output, rows, steps=steps)
+  json_files.check_same('output', output, rows, steps=steps)
   done = [(row['width'], row['kept'], row['seed']) for row in rows]
   for width, kept, seed in points:
     if (width, kept, seed) in done:
@@ -153,7 +154,7 @@ def _losses(
         config_of(width, kept, seed, steps), _folder(width, kept, seed)
     )
     corpus = run.corpus.fingerprint
-    _check_same(output, rows, corpus=corpus)
+    json_files.check_same('output', output, rows, corpus=corpus)
     lifecycle.finish(run.open())
     finished = runs.read_run(run.workdir)
     rows.append(dict(
@@ -174,19 +175,6 @@ def _losses(
     )
   style.save(figures.plot_losses(rows), output / 'losses.png')
   yield f'{path} and losses.png are written'
-
-
-def _check_same(
-    output: pathlib.Path, rows: Sequence[Mapping[str, Any]], **same: Any
-) -> None:
-  """Raises ValueError if recorded runs have other steps or another corpus."""
-  for name, value in same.items():
-    for row in rows:
-      if row[name] != value:
-        raise ValueError(
-            f'output {str(output)!r} has runs with {name} {row[name]}, not '
-            f'{value}; give another folder.'
-        )
 
 
 def _folder(width: int, kept: int, seed: int) -> pathlib.Path:
@@ -251,7 +239,6 @@ def _circuits(output: pathlib.Path, points: list[Any]) -> Iterator[str]:
   del points
   if not _RUNS.value:
     raise ValueError('--runs is empty; give names of trained runs.')
-  rows = []
   for workdir in (pathlib.Path(_WORKDIR.value, run) for run in _RUNS.value):
     model, params, prompts, corpus, decode = _subject_of(workdir)
     scores = {}
@@ -262,7 +249,7 @@ def _circuits(output: pathlib.Path, points: list[Any]) -> Iterator[str]:
     train, test = prompts[_TASK.value]
     started = time.process_time()
     circuit = circuits.find(model, params, corpus, train, test, _TARGET.value)
-    rows.append(dict(
+    record_circuit(output / 'circuits.json', dict(
         run=workdir.name, task=_TASK.value, target=_TARGET.value,
         loss=runs.read_run(workdir).rows[-1]['validation/loss'], tasks=scores,
         circuit=circuit and dataclasses.asdict(circuit) | dict(
@@ -281,7 +268,23 @@ def _circuits(output: pathlib.Path, points: list[Any]) -> Iterator[str]:
         f'{circuit.size} nodes and {circuit.edges} weights reach '
         f'{circuit.loss:.3f}, {circuit.accuracy:.0%} right; {path} is written.'
     )
-  json_files.write_json(output / 'circuits.json', rows, indent=1)
+
+
+def record_circuit(path: pathlib.Path, row: dict[str, Any]) -> None:
+  """Adds a record of a circuit to a file.
+
+  It replaces the one of the same run, task and target.
+
+  Args:
+    path: File of the records, which need not exist.
+    row: The record.
+  """
+  rows = json_files.read_json(path) if path.exists() else []
+  rows = [
+      other for other in rows
+      if any(other[name] != row[name] for name in ('run', 'task', 'target'))
+  ]
+  json_files.write_json(path, [*rows, row], indent=1)
 
 
 class _Subject(NamedTuple):

@@ -227,7 +227,8 @@ def format_report(
       f'{claims.describe_units(f.claim for f in findings)}. The significance '
       f'level is {LEVEL:g}, with '
       "Holm's correction within each family of claims; intervals are of 95 % "
-      'and not corrected. A claim gets no verdict if one of its gates fails.',
+      'and not corrected; a claim with margins holds (better) if they are '
+      'below 0. A claim gets no verdict if one of its gates fails.',
       '',
       *(f'* {name}: {value}' for name, value in facts.items()),
   ]

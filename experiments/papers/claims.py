@@ -12,7 +12,11 @@ from experiments.papers.arms import Arm
 from experiments.papers.paired import Interval
 
 LEVEL = 0.05
-"""Significance level: largest probability of any wrong verdict in a family."""
+"""Significance level: largest probability of any wrong verdict in a family.
+
+It does not cover the word 'better' in `BETTER`, whose intervals of 95 % are not
+corrected; protocols register this rule.
+"""
 
 FEWEST_SEEDS = 5
 """Smallest number of seeds for a verdict."""

@@ -5,6 +5,7 @@ JSON has no such numbers. They are written as the strings 'NaN', 'Infinity' and
 diverged run is preserved, and every JSON parser can read the files.
 """
 
+from collections.abc import Mapping, Sequence
 import json
 import math
 import os
@@ -54,6 +55,35 @@ def read_json(path: str | os.PathLike) -> Any:
   """Reads a file that `write_json` wrote."""
   with files.reading(path, 'delete it, and it is written again.'):
     return decode(pathlib.Path(path).read_text('utf-8'))
+
+
+def check_same(
+    argument: str, folder: str | os.PathLike,
+    rows: Sequence[Mapping[str, Any]], **same: Any,
+) -> None:
+  """Checks that the runs of a folder have the settings of this command.
+
+  Args:
+    argument: Name of the argument that gives the folder.
+    folder: Folder of the recorded runs.
+    rows: Records of the runs; the settings of older ones may be missing.
+    **same: Settings that all of them share.
+
+  Raises:
+    ValueError: a run has other settings, or does not record them.
+
+  Example:
+    >>> check_same('output', 'a', [dict(steps=12)], steps=13)
+    Traceback (most recent call last):
+    ValueError: output 'a' has runs with steps 12, not 13; give another folder.
+  """
+  for name, value in same.items():
+    for row in rows:
+      if row.get(name) != value:
+        raise ValueError(
+            f'{argument} {str(folder)!r} has runs with {name} '
+            f'{row.get(name, "unknown")}, not {value}; give another folder.'
+        )
 
 
 def _named(value: Any) -> Any:

@@ -86,7 +86,10 @@ def plan_stages(
     Stages(kind='static', sparsity=0.75, sparse_steps=60, dense_steps=0)
     Stages(kind='variable', sparsity=0.9, sparse_steps=50, dense_steps=10)
   """
-  _check(steps, budget, sparsities)
+  if steps < 1:
+    raise ValueError(f'steps is {steps}; plan at least one.')
+  check_budget('budget', budget)
+  check_sparsities(sparsities)
   dense = Stages('dense', 0.0, 0, steps)
   if _fits(dense.total(cost), budget):
     return [dense]
@@ -121,11 +124,7 @@ def choose(plans: Sequence[Stages], dense_share: float) -> Stages:
     >>> choose(plans, 1 / 6).sparsity
     0.9
   """
-  if not 0 <= dense_share <= 1:
-    raise ValueError(
-        f'dense_share is {dense_share}; give the share of all steps that are '
-        'dense, from 0 to 1.'
-    )
+  check_dense_share(dense_share)
   steps = plans[0].sparse_steps + plans[0].dense_steps
   # Dense stages are rounded down to whole steps, so a share may miss one step.
   enough = [p for p in plans if p.dense_steps + 1 > dense_share * steps]
@@ -236,13 +235,26 @@ def _fits(total: float, budget: float) -> bool:
   return total <= budget * (1 + _ROUNDING)
 
 
-def _check(steps: int, budget: float, sparsities: Sequence[float]) -> None:
-  if steps < 1:
-    raise ValueError(f'steps is {steps}; plan at least one.')
+def check_budget(name: str, budget: float) -> None:
+  """Raises ValueError if a budget, given by its name, is out of range."""
   if not 0 < budget < math.inf:
-    raise ValueError(f'budget is {budget}; it must be positive and finite.')
-  if not sparsities or list(sparsities) != sorted(set(sparsities)) or not (
-      0 < sparsities[0] and sparsities[-1] < 1
+    raise ValueError(f'{name} is {budget}; it must be positive and finite.')
+
+
+def check_dense_share(dense_share: float) -> None:
+  """Raises ValueError if a share of dense steps is outside [0, 1]."""
+  if not 0 <= dense_share <= 1:
+    raise ValueError(
+        f'dense_share is {dense_share}; give the share of all steps that are '
+        'dense, from 0 to 1.'
+    )
+
+
+def check_sparsities(sparsities: Sequence[float]) -> None:
+  """Raises ValueError if sparsities do not rise or are outside (0, 1)."""
+  if (
+      not sparsities or list(sparsities) != sorted(set(sparsities))
+      or not all(0 < sparsity < 1 for sparsity in sparsities)
   ):
     raise ValueError(
         f'sparsities is {list(sparsities)}; give rising fractions of zeros '

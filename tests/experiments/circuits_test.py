@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 if not (ROOT / 'experiments').is_dir():
   pytest.skip('needs the checkout', allow_module_level=True)
 
+from experiments import weight_sparse_study  # noqa: E402
 from experiments.weight_sparse import circuits  # noqa: E402
 from experiments.weight_sparse import figures  # noqa: E402
 from experiments.weight_sparse import model as models  # noqa: E402
@@ -147,6 +148,17 @@ def test_losses_are_drawn_by_width_and_kept_fraction(tmp_path):
   assert [t.get_text() for t in ax.texts] == ['1/16', 'dense'] * 2
 
 
+def test_a_record_replaces_that_of_the_same_run_task_and_target(tmp_path):
+  path = tmp_path / 'circuits.json'
+  row = dict(run='a', task='quote', target=0.3, loss=3.0)
+  others = [row | dict(run='b'), row | dict(task='call'), row | dict(target=.2)]
+  for each in (row, *others):
+    weight_sparse_study.record_circuit(path, each)
+  assert json.loads(path.read_text()) == [row, *others]
+  weight_sparse_study.record_circuit(path, row | dict(loss=2.0))
+  assert json.loads(path.read_text()) == [*others, row | dict(loss=2.0)]
+
+
 @pytest.mark.slow
 def test_the_command_trains_each_model_once_and_finds_circuits(tmp_path):
   def study(name, *flags):
@@ -171,7 +183,9 @@ def test_the_command_trains_each_model_once_and_finds_circuits(tmp_path):
   refused = study('losses', *points, '--kept=1,4', '--steps=13')
   assert 'has runs with steps 12, not 13' in refused.log
   assert json.loads((tmp_path / 'losses.json').read_text()) == rows
-  study('circuit', '--target=0.6', '--runs=width32-kept4-0')
+  # A run is recorded before the next one fails.
+  stopped = study('circuit', '--target=0.6', '--runs=width32-kept4-0,nowhere')
+  assert stopped.status == 1 and '--runs has nowhere' in stopped.log
   found, = json.loads((tmp_path / 'circuits.json').read_text())
   assert found['run'] == 'width32-kept4-0'
   assert found['tasks'].keys() == tasks.TASKS.keys()

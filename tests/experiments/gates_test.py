@@ -363,6 +363,14 @@ def test_units_other_than_nats_are_named_and_not_drawn_beside_nats():
   assert 'perplexities' not in right.get_xlabel()
 
 
+def test_the_report_says_that_better_comes_from_uncorrected_intervals():
+  text = claim_report.format_report('T', {}, [], {})
+  assert (
+      'intervals are of 95 % and not corrected; a claim with margins holds '
+      '(better) if they are below 0.'
+  ) in text
+
+
 def lines_of(text, start):
   return [line for line in text.splitlines() if line.startswith(start)]
 

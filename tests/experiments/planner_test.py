@@ -201,6 +201,27 @@ def test_a_budget_that_is_too_small_is_refused_with_the_least():
   assert f'flops is 1e+19, and at least {least:.4g} FLOPs are ne' in output
 
 
+@pytest.mark.parametrize('flag, message', [
+    ('--sparsities=', 'sparsities is []; give rising fractions of zeros'),
+    ('--sparsities=0.5,0.5', 'sparsities is [0.5, 0.5]; give rising'),
+    ('--sparsities=0.5,nan,0.9', 'sparsities is [0.5, nan, 0.9]; give ri'),
+    ('--dense_share=20', 'dense_share is 20.0; give the share of all'),
+    ('--hours=-1', 'hours is -1.0; it must be positive and finite.'),
+])
+def test_flags_out_of_range_are_refused_before_steps_are_measured(
+    monkeypatch, flag, message
+):
+  def measure(*_):
+    raise AssertionError('Steps are measured.')
+
+  monkeypatch.setattr(machines, 'step_seconds', measure)
+  code, output = call(
+      '--model=gpt-mini', '--hours=1', '--machine=cpu', flag
+  )
+  assert code == 1 and message in output
+  assert len(output.splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_steps_are_measured_on_this_cpu():
   code, output = call(

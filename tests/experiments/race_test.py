@@ -105,8 +105,21 @@ def test_a_killed_race_ends_with_the_same_table(made_up, tmp_path, monkeypatch):
   again = run(tmp_path / 'cut', rates=['1e-3', '2e-3', '4e-3'])
   assert again.splitlines()[:-1] == whole.splitlines()[:-1]
   assert len(made_up['steps']) == 2 * count
-  # Three rates on seeds 1 to 3, the best of them on seeds 4 and 5 too.
-  assert count == 2 * (3 * 3 + 2) and '| 0.002 | 5 |' in whole
+  # Three rates on three tuning seeds, the best of them on seeds 1 to 5.
+  assert count == 2 * (3 * 3 + 5) and '| 0.002 | 5 |' in whole
+
+
+def test_rates_are_tuned_on_seeds_that_are_not_judged(made_up, tmp_path):
+  report = run(tmp_path, rates=['1e-3', '2e-3'])
+  runs = json.loads((tmp_path / 'results.json').read_text())['runs']
+  seeds = lambda rate: {
+      int(name.rpartition('=')[2]) for name in runs if f'rate={rate},' in name
+  }
+  tuning = seeds(1e-3)
+  judged = seeds(BEST) - tuning
+  assert tuning == {101, 102, 103} and judged == {1, 2, 3, 4, 5}
+  # The mean over judged runs alone: losses rise by 0.01 with each seed.
+  assert '| 2.0300 ± ' in report and '| 1.9800 ± ' in report
 
 
 def test_durations_warm_ups_and_update_times_are_scaled_to_the_budget():
@@ -149,6 +162,9 @@ def test_every_config_field_that_is_a_time_is_scaled():
 
 @pytest.mark.parametrize('changes, message', [
     (dict(names='a.py'), "configs is 'a.py'; give two or more"),
+    (dict(names='a.py,a.py'), "configs is 'a.py,a.py'; give two or more"),
+    (dict(names='a/x.py:y=1,b/x.py:y=1'),
+     "has 'a/x.py:y=1' and 'b/x.py:y=1', which would both be named 'x-y=1'; r"),
     (dict(budget='30 minutes'), "budget is '30 minutes'; give seconds as 90s"),
     (dict(budget='1.2.3s'), "budget is '1.2.3s'; give seconds as 90s"),
     (dict(budget='1e7FLOPs'), "'1e7FLOPs', .* fewer than its 20 evaluations"),

@@ -98,6 +98,23 @@ def test_the_star_is_at_the_best_mean_over_seeds():
   assert star.get_xydata().tolist() == [[2e-3, 2.5]]
 
 
+@pytest.mark.parametrize('changes, message', [
+    (dict(steps=20), 'has runs with steps 20, not 300; give another folder.'),
+    (dict(width=32), 'has runs with width 32, not 64; give another folder.'),
+])
+def test_densities_of_other_steps_or_widths_are_refused(
+    tmp_path, changes, message
+):
+  path = tmp_path / 'rates.json'
+  path.write_text(json.dumps([
+      row(1.0, 1e-3, 2.0) | dict(width=64, steps=300) | changes
+  ]))
+  before = path.read_bytes()
+  done = command.run('rates', '--study=densities', f'--output={tmp_path}')
+  assert done.status == 1 and not done.output and message in done.log
+  assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == before
+
+
 @pytest.mark.slow
 def test_the_study_of_densities_continues_where_it_stopped(tmp_path):
   run = lambda: command.run(

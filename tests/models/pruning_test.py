@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import one_shot as study
 from experiments.papers import json_files
 from experiments.prune import read_sequences
 from experiments.scores import language_models
@@ -236,20 +237,71 @@ def test_a_model_is_not_pruned_in_its_own_directory(directory):
   }
 
 
-@pytest.mark.slow
-def test_methods_are_compared_before_and_after_training(tmp_path):
-  config = small_config(
+FLAGS = dict(model='runs/dense', steps=200, rate=1e-3, sequences=128)
+
+
+@pytest.mark.parametrize('recorded, message', [
+    (FLAGS | dict(model='runs/a'), 'with model runs/a, not runs/dense; give'),
+    (FLAGS | dict(steps=100), 'has runs with steps 100, not 200; give another'),
+    (FLAGS | dict(rate=0.1), 'has runs with rate 0.1, not 0.001; give another'),
+    (FLAGS | dict(sequences=9), 'with sequences 9, not 128; give another'),
+    ({}, 'has runs with model unknown, not runs/dense; give another folder.'),
+])
+def test_results_of_other_flags_are_refused(tmp_path, recorded, message):
+  path = tmp_path / 'results.json'
+  rows = [dict(method='dense', sparsity=0.0, pruned=2.0) | recorded]
+  json_files.write_json(path, rows, 2)
+  done = command.run('one_shot', '--model=runs/dense', f'--workdir={tmp_path}')
+  assert done.status == 1 and not done.output and message in done.log
+  assert [p.name for p in tmp_path.iterdir()] == [path.name]
+  assert json_files.read_json(path) == rows
+
+
+def dense_config():
+  return small_config(
       'algorithm=dense', phases__order=('pretrain',), data__task='',
       evaluation__generations=0,
   )
-  training.train(training.Run.create(config, tmp_path / 'dense').open())
+
+
+def test_more_sequences_than_the_corpus_has_are_refused(tmp_path):
+  training.train(training.Run.create(dense_config(), tmp_path / 'dense').open())
+  done = command.run(
+      'one_shot', f'--model={tmp_path / "dense"}', '--sequences=100000000',
+      f'--workdir={tmp_path / "results"}',
+  )
+  assert done.status == 1 and not done.output
+  assert 'sequences is 100000000, and the corpus has ' in done.log
+  assert not (tmp_path / 'results').exists()
+
+
+def test_results_are_drawn_by_sparsity_also_those_without_flags():
+  path = study.__file__.replace('one_shot.py', 'results/one_shot/results.json')
+  rows = json_files.read_json(path)
+  assert study.table(rows, 200).count('| sparsegpt |') == 3
+  for ax in study.plot(rows[::-1], 200).axes:
+    for line in ax.lines:
+      assert line.get_xdata().tolist() == [0, 50, 60, 75]
+
+
+@pytest.mark.slow
+def test_methods_are_compared_before_and_after_training(tmp_path):
+  training.train(training.Run.create(dense_config(), tmp_path / 'dense').open())
   arguments = (
       'one_shot', f'--model={tmp_path / "dense"}', '--sparsities=0.75',
       f'--workdir={tmp_path / "results"}', '--steps=3', '--sequences=4',
   )
   done = command.run(*arguments)
   assert done.status == 0, done.log
+  assert re.search(
+      r'^wanda, sparsity 0\.75, pruned \S+, trained \S+, distilled \S+$',
+      done.output, re.M,
+  )
   results = json_files.read_json(tmp_path / 'results' / 'results.json')
+  flags = dict(
+      model=str(tmp_path / 'dense'), steps=3, rate=1e-3, sequences=4
+  )
+  assert all(flags.items() <= row.items() for row in results)
   assert [(r['method'], r['sparsity']) for r in results] == [
       ('dense', 0), *((method, 0.75) for method in one_shot.PRUNERS)
   ]

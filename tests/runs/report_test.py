@@ -21,6 +21,7 @@ from spdf_jax.runs.read import SpentBefore
 from spdf_jax.runs.report import generations_table
 from spdf_jax.runs.report import runs_table
 from spdf_jax.runs.report import write_report
+from tests import command
 
 
 def phase(name, start, steps, sparsity, source='text', dense=10.0):
@@ -178,6 +179,16 @@ def test_losses_of_several_runs_are_one_table_without_a_verdict(tmp_path):
   assert 'so compare means over seeds' in text
   for word in ('better', 'level', 'lower loss', '†', ' – |'):
     assert word not in text[start:text.index('## Plots')]
+
+
+def test_a_workdir_with_a_slash_is_named_by_its_folder(runs, tmp_path):
+  pytest.importorskip('experiments')  # Only in a checkout.
+  done = command.run(
+      'report', f'--runs={tmp_path}/dense/', f'--output={tmp_path}/report'
+  )
+  assert not done.status, done.log
+  text = (tmp_path / 'report' / 'report.md').read_text()
+  assert '| dense |' in text and '| . |' not in text
 
 
 def test_the_report_states_the_tokens_of_the_validation(runs, tmp_path):
