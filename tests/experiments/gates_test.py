@@ -363,7 +363,7 @@ def test_units_other_than_nats_are_named_and_not_drawn_beside_nats():
   assert 'perplexities' not in right.get_xlabel()
 
 
-def test_the_report_says_that_better_comes_from_uncorrected_intervals():
+def test_a_report_names_the_intervals_of_better_uncorrected():
   text = claim_report.format_report('T', {}, [], {})
   assert (
       'intervals are of 95 % and not corrected; a claim with margins holds '
