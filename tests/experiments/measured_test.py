@@ -433,20 +433,26 @@ def test_numbers_of_a_table_are_recorded(table):
   assert wrong == []
 
 
+minus = lambda text: text.replace('-', '−')
+
+
+def judged_differences(study):
+  """Returns the first comparisons of the claims that have a verdict."""
+  record = json.loads((RESULTS / study / 'results.json').read_text())
+  return [
+      claim['comparisons'][0] for claim in record['claims']
+      if claim['verdict'] != 'no verdict'
+  ]
+
+
 def test_decided_differences_are_written_as_they_are_recorded():
-  folder = RESULTS / 'claims-context-64'
   readme = (ROOT / README).read_text()
   readme = re.sub(r'\[([^]]*)\]\([^)]*\)', r'\1', readme)  # Without links.
   tables = [
-      (folder / 'README.md').read_text(),
+      (RESULTS / 'claims-context-64' / 'README.md').read_text(),
       (RESULTS.parent / 'guides' / 'papers.md').read_text(),
   ]
-  judged = [
-      claim['comparisons'][0]
-      for claim in json.loads((folder / 'results.json').read_text())['claims']
-      if claim['verdict'] != 'no verdict'
-  ]
-  minus = lambda text: text.replace('-', '−')
+  judged = judged_differences('claims-context-64')
   assert len(judged) >= 4
   for found in judged:
     mean, low, high = (found[name] for name in ('mean', 'low', 'high'))
@@ -479,3 +485,17 @@ def test_the_matmul_suite_writes_all_rows_of_the_table_of_layers():
   for source in LAYERS.values():
     for zeros in ('75%', '90%'):
       assert (source(zeros).case, source(zeros).metric) in written
+
+
+def test_differences_of_growth_are_written_as_they_are_recorded():
+  page = (RESULTS / 'claims-growth' / 'README.md').read_text()
+  guide = (RESULTS.parent / 'guides' / 'algorithms.md').read_text()
+  judged = judged_differences('claims-growth')
+  assert len(judged) >= 4
+  for found in judged:
+    mean, low, high = (found[name] for name in ('mean', 'low', 'high'))
+    assert minus(f'{mean:+.3f} ({low:.3f} to {high:.3f})') in page
+    if mean < 0:
+      mean, low, high = -mean, -high, -low
+    amount = f'{mean:.3f} ({low:.3f} to {high:.3f})'
+    assert amount in ' '.join(guide.split())
