@@ -355,9 +355,10 @@ def _changed(names, boxes, before, copy):
       if new is not old
   }
   for i in changed:
-    places = sum(box is boxes[i] for box in boxes)
-    if places > 1 or not hasattr(boxes[i], 'set_value'):
-      what = 'a variable of several modules' if places > 1 else 'no variable'
+    # Each place of a shared variable has a copy of its own.
+    is_shared = sum(boxes[j] is boxes[i] for j in changed) > 1
+    if is_shared or not hasattr(boxes[i], 'set_value'):
+      what = 'a variable of several modules' if is_shared else 'no variable'
       raise ValueError(
           f'the function changes {names[i]!r} in place, which is {what}; '
           'return the new value as a result.'

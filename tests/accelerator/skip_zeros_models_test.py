@@ -189,6 +189,8 @@ class Stateful(nnx.Module):
 
   def __call__(self, x):
     y = self.dropout(self.norm(self.wi(x)))
+    if self.place == 'shared':
+      y = self.other(y)
     if self.place == 'new':
       self.seen = nnx.Intermediate(y)
     return y
