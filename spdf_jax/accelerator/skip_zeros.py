@@ -357,7 +357,7 @@ def _changed(names, boxes, before, copy):
   for i in changed:
     # Each place of a shared variable has a copy of its own.
     is_shared = sum(boxes[j] is boxes[i] for j in changed) > 1
-    if is_shared or not hasattr(boxes[i], 'set_value'):
+    if is_shared or not hasattr(type(boxes[i]), 'set_value'):
       what = 'a variable of several modules' if is_shared else 'no variable'
       raise ValueError(
           f'the function changes {names[i]!r} in place, which is {what}; '

@@ -101,8 +101,9 @@ def is_box(x: Any) -> bool:
     >>> is_box(jnp.ones(2))
     False
   """
-  return hasattr(x, 'replace_boxed') or (
-      hasattr(x, 'get_value') and hasattr(x, 'set_value')
+  kind = type(x)  # An instance of `nnx.Rngs` has attributes of any name.
+  return hasattr(kind, 'replace_boxed') or (
+      hasattr(kind, 'get_value') and hasattr(kind, 'set_value')
   )
 
 

@@ -184,11 +184,13 @@ class Stateful(nnx.Module):
     self.wi = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
     self.norm = nnx.BatchNorm(WIDTH, rngs=rngs)
     self.dropout = nnx.Dropout(0.5, rngs=rngs)
+    self.rngs = rngs
     self.other = self.norm if place == 'shared' else None
     self.place = place
 
   def __call__(self, x):
     y = self.dropout(self.norm(self.wi(x)))
+    y += self.rngs.normal(y.shape)
     if self.place == 'shared':
       y = self.other(y)
     if self.place == 'new':
