@@ -11,13 +11,12 @@ models, some 2; `growth`, moving masks against static ones, some 7; `smoke`
 takes minutes and gives no verdicts.
 DIR contains data that you provide: books/; for all but `growth` e2e/; for
 `fair` webnlg17/; for context 64 wikitext2/. `smoke` reads Python's standard
-library. The file PROTOCOL*.md in a folder of results,
-written before the runs, defines the comparisons and when a claim holds; scales
-of closed protocols are there as records and tables. Runs are written to
---workdir and trained one on each core; if stopped or killed, the same command
-continues, and finished runs are not trained again. The table, results.json and
-figures are written to --output. --report writes them from the runs finished so
-far.
+library. The file PROTOCOL*.md in a folder of results, written before the runs,
+defines the comparisons and when a claim holds; scales of closed protocols are
+there as records and tables. Runs are written to --workdir and trained one on
+each core; if stopped or killed, the same command continues, and finished runs
+are not trained again. The table, results.json and figures are written to
+--output. --report writes them from the runs finished so far.
 
 --table: the configs of a run and of the runs it started from decide which cells
 it fills. Scores are read from the JSON files of experiments.evaluate --output

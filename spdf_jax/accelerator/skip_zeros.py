@@ -188,6 +188,7 @@ def _signature(f):
 def _call(f, argnums, evaluation, args, kwargs, mask, grad_mask):
   """Returns the result of `f`, variables with new values, an explanation."""
   params = _weights(args, argnums)
+  boxes = _boxes(params)
   paths, treedef = jax.tree_util.tree_flatten_with_path(
       params, is_leaf=_is_listed
   )
@@ -207,7 +208,7 @@ def _call(f, argnums, evaluation, args, kwargs, mask, grad_mask):
     copy = jax.tree.unflatten(treedef, filled)
     out = f(*_with_weights(args, argnums, copy), **kwargs)
     _check_arrays(out)
-    return out, _changed(names, _boxes(params), filled, copy)
+    return out, _changed(names, boxes, filled, copy)
 
   closed, shapes = jax.make_jaxpr(of_weights, return_shape=True)([
       jax.ShapeDtypeStruct(leaves[i].parameter_shape, leaves[i].values.dtype)
@@ -219,7 +220,6 @@ def _call(f, argnums, evaluation, args, kwargs, mask, grad_mask):
       *arrays_and_masks(list(followed.values()))
   )
   out, changed = jax.tree.unflatten(jax.tree.structure(shapes), outs)
-  boxes = _boxes(params)
   return (
       out, [(boxes[i], value) for i, value in changed.items()],
       Explanation(chosen, tuple(evaluation.uses.values())),

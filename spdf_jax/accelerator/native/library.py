@@ -365,22 +365,23 @@ def _compile(compiler: str, work: pathlib.Path, made: pathlib.Path) -> None:
     try:
       _run(command)
     except Unavailable as error:
-      refused = 'Assembler messages' in str(error) or not _is_accepted(command)
-      if name not in _OPTIONAL or not refused:
+      if name not in _OPTIONAL or not _is_refused(command, error):
         raise
     else:
       objects.append(made_of_name)
   _run([compiler, '-shared', *map(str, objects), '-o', str(made)])
 
 
-def _is_accepted(command: list[str]) -> bool:
-  """Returns whether a compiler that failed does support flags and source.
+def _is_refused(command: list[str], error: Unavailable) -> bool:
+  """Returns whether compiler or assembler do not support flags or source.
 
-  Then it failed for another reason, such as too little memory, and the next
-  start tries again.
+  Otherwise it failed for another reason, such as too little memory, and the
+  next start tries again.
   """
+  if 'Assembler messages' in str(error):
+    return True
   check = [command[0], '-fsyntax-only', *command[1:]]
-  return not subprocess.run(check, capture_output=True, check=False).returncode
+  return subprocess.run(check, capture_output=True, check=False).returncode != 0
 
 
 def _run(command: list[str]) -> None:
