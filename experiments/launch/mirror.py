@@ -150,6 +150,12 @@ class Mirror:
 
   def read(self) -> _Copy:
     """Returns the last whole manifest."""
+    try:
+      return self._read()
+    except FileNotFoundError:  # Its writer replaced it after it was listed.
+      return self._read()
+
+  def _read(self) -> _Copy:
     for name in sorted(self._names(), reverse=True):
       try:
         manifest = json.loads(self._manifest(name).read_text())

@@ -77,9 +77,7 @@ def train(workdir, evaluators=()):
 
 def manifest_of(bucket):
   """Returns the objects of the newest copy, by path."""
-  folder = bucket / 'manifests'
-  names = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
-  return json.loads((folder / names[-1]).read_text())['files'] if names else {}
+  return mirror.Mirror(pathlib.Path('any'), str(bucket)).read().files
 
 
 def files_in(folder):
@@ -191,6 +189,27 @@ def test_an_earlier_writer_stops_where_a_later_one_begins(
       time.sleep(0.3)
   assert sum('began later' in r.message for r in caplog.records) == 1
   assert restored(bucket, tmp_path / 'three') == [1, 2]
+
+
+def test_a_manifest_replaced_while_it_is_read_is_read_again(
+    bucket, tmp_path, monkeypatch
+):
+  one = tmp_path / 'one'
+  writer = mirror.Mirror(one, str(bucket))
+  writer.pull(writer.begin())
+  save(one, 1)
+  writer.push()
+  save(one, 2)
+  fs = bucket_class()
+  with monkeypatch.context() as patch:
+
+    def replace(self, path, mode='rb', **kw):
+      patch.undo()
+      writer.push()
+      return fs._open(self, path, mode, **kw)
+
+    patch.setattr(fs, '_open', replace)
+    assert 'checkpoints/2/meta' in manifest_of(bucket)
 
 
 class Killed(BaseException):
