@@ -85,12 +85,28 @@ def files_in(folder):
     yield from files_in(path) if path.is_dir() else [path]
 
 
-def wait_for(bucket, name):
+def wait_until(happens):
   for _ in range(300):
-    if any(path.startswith(name) for path in manifest_of(bucket)):
+    if happens():
       return
     time.sleep(0.1)
-  raise TimeoutError(name)
+  raise TimeoutError
+
+
+def wait_for(bucket, name):
+  wait_until(lambda: any(path.startswith(name) for path in manifest_of(bucket)))
+
+
+def copy_whole(bucket, kept):
+  """Copies a bucket; returns False if a file is deleted before it is copied."""
+  try:
+    for path in files_in(bucket):
+      copy = kept / path.relative_to(bucket)
+      copy.parent.mkdir(parents=True, exist_ok=True)
+      copy.write_bytes(path.read_bytes())
+  except FileNotFoundError:
+    return False
+  return True
 
 
 def check_that_a_killed_run_continues(bucket, tmp_path):
@@ -101,10 +117,7 @@ def check_that_a_killed_run_continues(bucket, tmp_path):
     del params
     if step == 9:
       wait_for(bucket, 'checkpoints/8/')
-      for path in files_in(bucket):
-        copy = kept / path.relative_to(bucket)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
+      wait_until(lambda: copy_whole(bucket, kept))
     return ()
 
   one, other = tmp_path / 'one', tmp_path / 'other'
@@ -186,7 +199,7 @@ def test_an_earlier_writer_stops_where_a_later_one_begins(
       with mirror.mirrored(tmp_path / 'two', str(bucket)):
         save(tmp_path / 'two', 2)
       save(tmp_path / 'one', 3)
-      time.sleep(0.3)
+      wait_until(lambda: 'began later' in caplog.text)
   assert sum('began later' in r.message for r in caplog.records) == 1
   assert restored(bucket, tmp_path / 'three') == [1, 2]
 
@@ -291,8 +304,7 @@ def test_files_deleted_while_they_are_copied_are_warned_of(
   with pytest.raises(ValueError, match='lacks the last files of the workdir'):
     with mirror.mirrored(tmp_path / 'one', str(bucket)):
       monkeypatch.setattr(mirror.Mirror, 'push', push)
-      time.sleep(0.5)
-  assert 'has not been updated 2 times' in caplog.text
+      wait_until(lambda: 'has not been updated 2 times' in caplog.text)
   assert 'has not been updated 1 times' not in caplog.text
 
 
