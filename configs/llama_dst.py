@@ -19,7 +19,7 @@ RigL with a cubic schedule from 50 to 80 %, against RigL on 2.6B tokens.
 algorithm: dense, static, set, rigl, gmp, granet. The last is the post's, RigL
 from 50 to 80 %; `--config.phases.pretrain.algorithm.name=granet` in addition
 makes it that of Liu et al., 2021. `…algorithm.grow=balanced` is recommended for
-RigL, which SET equals, see experiments/results/claims-growth.
+RigL, which SET is level with then, see experiments/results/claims-growth.
 
 Expected: SET and RigL have a lower validation perplexity and a higher accuracy
 (Open LLM Leaderboard) than static (table 3); GraNet has a lower loss than RigL
