@@ -1,4 +1,4 @@
-"""Numbers of measurements and claims are those of committed records.
+"""Numbers of measurements are those of committed records.
 
 A table has a function that names the rows of records behind each of its cells.
 Tables and records that are missing are listed with the reason.
@@ -433,38 +433,6 @@ def test_numbers_of_a_table_are_recorded(table):
   assert wrong == []
 
 
-minus = lambda text: text.replace('-', '−')
-
-
-def judged_differences(study):
-  """Returns the first comparisons of the claims that have a verdict."""
-  record = json.loads((RESULTS / study / 'results.json').read_text())
-  return [
-      claim['comparisons'][0] for claim in record['claims']
-      if claim['verdict'] != 'no verdict'
-  ]
-
-
-def test_decided_differences_are_written_as_they_are_recorded():
-  readme = (ROOT / README).read_text()
-  readme = re.sub(r'\[([^]]*)\]\([^)]*\)', r'\1', readme)  # Without links.
-  tables = [
-      (RESULTS / 'claims-context-64' / 'README.md').read_text(),
-      (RESULTS.parent / 'guides' / 'papers.md').read_text(),
-  ]
-  judged = judged_differences('claims-context-64')
-  assert len(judged) >= 4
-  for found in judged:
-    mean, low, high = (found[name] for name in ('mean', 'low', 'high'))
-    ends = f'({low:.3f} to {high:.3f})'
-    assert all(minus(f'{mean:+.3f} {ends}') in text for text in tables)
-    if mean < 0:
-      low, high = -high, -low
-    word = 'lower' if mean < 0 else 'higher'
-    ends = f'({low:.3f} to {high:.3f})'
-    assert minus(f'{abs(mean):.3f} {word} {ends}') in readme
-
-
 def test_records_that_are_called_missing_are_missing():
   # Once a record exists, its entry must go, so that its numbers are compared.
   assert [r for r in WITHOUT_RECORD if (RESULTS / r).exists()] == []
@@ -485,23 +453,3 @@ def test_the_matmul_suite_writes_all_rows_of_the_table_of_layers():
   for source in LAYERS.values():
     for zeros in ('75%', '90%'):
       assert (source(zeros).case, source(zeros).metric) in written
-
-
-def test_differences_of_growth_are_written_as_they_are_recorded():
-  page = (RESULTS / 'claims-growth' / 'README.md').read_text()
-  guide = (RESULTS.parent / 'guides' / 'algorithms.md').read_text()
-  judged = judged_differences('claims-growth')
-  assert len(judged) >= 4
-  for found in judged:
-    mean, low, high = (found[name] for name in ('mean', 'low', 'high'))
-    assert minus(f'{mean:+.3f} ({low:.3f} to {high:.3f})') in page
-    if mean < 0:
-      mean, low, high = -mean, -high, -low
-    amount = f'{mean:.3f} ({low:.3f} to {high:.3f})'
-    assert amount in ' '.join(guide.split())
-  least, *_, most = sorted(
-      -found['mean'] for found in judged
-      if re.match('(rigl-balanced|set).* at most static', found['text'])
-  )
-  in_readme = f'ended {least:.3f} to {most:.3f} below fixed masks'
-  assert in_readme in (ROOT / README).read_text()
