@@ -226,4 +226,4 @@ SCALES = {
     'fine-tuning-64': FINE_TUNING,
     'growth': GROWTH,
 }
-"""Scales by name: for CI, a night on two cores, some 26, 2 and 6 core-hours."""
+"""Scales by name; `experiments.reproduce` says how long each takes."""
