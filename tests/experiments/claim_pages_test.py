@@ -57,14 +57,17 @@ def rows_of_growth(pattern):
   ]
 
 
-def test_decided_differences_are_written_as_they_are_recorded():
+@pytest.mark.parametrize(
+    'study,count', [('claims-context-64', 4), ('claims-fine-tuning-64', 2)]
+)
+def test_decided_differences_are_written_as_they_are_recorded(study, count):
   readme = re.sub(r'\[([^]]*)\]\([^)]*\)', r'\1', README)  # Without links.
   tables = [
-      (RESULTS / 'claims-context-64' / 'README.md').read_text(),
+      (RESULTS / study / 'README.md').read_text(),
       (GUIDES / 'papers.md').read_text(),
   ]
-  judged = judged_differences('claims-context-64')
-  assert len(judged) >= 4
+  judged = judged_differences(study)
+  assert len(judged) >= count
   for found in judged:
     mean, low, high = (found[name] for name in ('mean', 'low', 'high'))
     ends = f'({low:.3f} to {high:.3f})'
