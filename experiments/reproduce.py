@@ -7,7 +7,7 @@
 
 --scale: `fair` takes a night on two cores; `context-64`, sparse against dense
 at equal FLOPs, some 26 core-hours; `fine-tuning-64`, fine-tuning of those
-models, some 4; `growth`, moving masks against static ones, some 12; `smoke`
+models, some 6; `growth`, moving masks against static ones, some 12; `smoke`
 takes minutes and gives no verdicts.
 DIR contains data that you provide: books/; for all but `growth` e2e/; for
 `fair` webnlg17/; for context 64 wikitext2/. `smoke` reads Python's standard

@@ -39,6 +39,15 @@ def judged_differences(study):
   ]
 
 
+def amount(found):
+  """Returns the size of a difference, its interval, and its direction."""
+  mean, low, high = (found[name] for name in ('mean', 'low', 'high'))
+  word = 'lower' if mean < 0 else 'higher'
+  if mean < 0:
+    low, high = -high, -low
+  return f'{abs(mean):.3f}', minus(f'({low:.3f} to {high:.3f})'), word
+
+
 def grown(method, zeros, measure='validation/loss'):
   """Returns a measure of the arm's evaluation seeds, by seed."""
   arm = re.compile(rf'{METHODS[method]}-{zeros}_w96/.*seed=(\d)$')
@@ -72,11 +81,16 @@ def test_decided_differences_are_written_as_they_are_recorded(study, count):
     mean, low, high = (found[name] for name in ('mean', 'low', 'high'))
     ends = f'({low:.3f} to {high:.3f})'
     assert all(minus(f'{mean:+.3f} {ends}') in text for text in tables)
-    if mean < 0:
-      low, high = -high, -low
-    word = 'lower' if mean < 0 else 'higher'
-    ends = f'({low:.3f} to {high:.3f})'
-    assert minus(f'{abs(mean):.3f} {word} {ends}') in readme
+    size, ends, word = amount(found)
+    assert f'{size} {word} {ends}' in readme
+
+
+def test_the_page_of_fine_tuning_has_what_its_control_lost():
+  study = 'claims-fine-tuning-64'
+  control, = (g for g in read_results(study)['gates'] if g['key'] == 'G6')
+  lost = re.match(r'\+(.+) nats', control['found'])[1]
+  page = (RESULTS / study / 'README.md').read_text()
+  assert f'{lost} nats above dense' in page
 
 
 def test_judged_differences_of_growth_are_written_as_they_are_recorded():
@@ -86,9 +100,8 @@ def test_judged_differences_of_growth_are_written_as_they_are_recorded():
   for found in judged:
     mean, low, high = (found[name] for name in ('mean', 'low', 'high'))
     assert minus(f'{mean:+.3f} ({low:.3f} to {high:.3f})') in GROWTH
-    if mean < 0:
-      mean, low, high = -mean, -high, -low
-    assert minus(f'{mean:.3f} ({low:.3f} to {high:.3f})') in guide
+    size, ends, _ = amount(found)
+    assert f'{size} {ends}' in guide
   least, *_, most = sorted(
       -found['mean'] for found in judged
       if re.match('(rigl-balanced|set).* at most static', found['text'])
@@ -118,5 +131,5 @@ def test_a_row_of_units_of_growth_is_computed(names, cells):
 
 
 def test_pages_of_growth_have_rows_of_both_kinds():
-  assert len(rows_of_growth(': (.+) less (.+?)')) >= 9
-  assert len(rows_of_growth(', (.+?)')) >= 9
+  assert len(rows_of_growth(': (.+) less (.+?)')) >= 13
+  assert len(rows_of_growth(', (.+?)')) >= 10
